@@ -1,0 +1,240 @@
+"""Attention over all rows, and exactly over one: the place where calibration enters a forward pass.
+
+First-token and last-token pooling edit the pooling token's row alone, so all rows run through the plain kernel and the one
+row is computed beside it, at O(T) cost per head. Mean pooling edits every row, block by block. Softmax and calibration are
+float32 whatever the compute type, and no [T, T] array is ever formed for more than one block of rows.
+
+Axis letters: N texts, T tokens, H query heads, G key/value heads, K head width; R rows of one block, J blocks of keys.
+Queries arrive scaled. Query head h reads key/value head h // (H / G).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxcal.calibration import Baskets, SpecialTokens, target_row, target_shares
+
+# Scores held at once per key/value head, in numbers: 1 MiB of float32 stays in a core's cache.
+_CPU_BLOCK = 2**18
+# On accelerators a block spans all texts and heads; this bounds the rows of one block.
+_ACCELERATOR_ROWS = 512
+# Baskets of fewer tokens than this are calibrated key by key, which is slower.
+_SHORT_BASKET = 32
+# A basket's mass, relative to the row's largest weight, below which float32 would lose its proportions.
+_FAINT = 1e-30
+
+# Scores [R, T], number of the text, number of the key/value head; unnormalised weights [R, T] and their sums [R, 1].
+_Weigh = Callable[[Array, Array, Array], tuple[Array, Array]]
+
+
+def attend(
+    q: Float[Array, "n t h k"],
+    k: Float[Array, "n t g k"],
+    v: Float[Array, "n t g k"],
+    mask: Bool[Array, "n t"],
+    *,
+    causal: bool,
+) -> Float[Array, "n t h k"]:
+    """Ordinary attention for all rows, [N, T, H, K].
+
+    Rows without a single visible key (an empty text, or left padding under a causal mask) give zeros.
+    """
+    return _blockwise(q, k, v, mask, causal, lambda scores, text, head: _softmax_weights(scores))
+
+
+def attend_row(
+    q: Float[Array, "n h k"],
+    k: Float[Array, "n t g k"],
+    v: Float[Array, "n t g k"],
+    visible: Bool[Array, "n t"],
+) -> Float[Array, "n h k"]:
+    """Ordinary attention for one row per text, [N, H, K]; `visible` marks the keys that row may read."""
+    weights, sums = _softmax_weights(_row_scores(q, k, visible))
+    return _row_values(weights / sums, v)
+
+
+def calibrated_row(
+    plain: Float[Array, "n h k"],
+    q: Float[Array, "n h k"],
+    k: Float[Array, "n t g k"],
+    v: Float[Array, "n t g k"],
+    visible: Bool[Array, "n t"],
+    baskets: Baskets,
+    strength: Float[Array, "n h"],
+    special_tokens: SpecialTokens,
+) -> Float[Array, "n h k"]:
+    """Blend a row's plain output with its fully calibrated one: plain + strength (target - plain), [N, H, K].
+
+    Strength zero returns `plain` bit for bit.
+    """
+    target = target_row(_row_scores(q, k, visible), _over_heads(baskets), special_tokens)
+    difference = _row_values(target, v).astype(jnp.float32) - plain.astype(jnp.float32)
+    return (plain.astype(jnp.float32) + strength[..., None] * difference).astype(plain.dtype)
+
+
+def attend_calibrated(
+    q: Float[Array, "n t h k"],
+    k: Float[Array, "n t g k"],
+    v: Float[Array, "n t g k"],
+    mask: Bool[Array, "n t"],
+    baskets: Baskets,
+    strength: Float[Array, "n h"],
+    special_tokens: SpecialTokens,
+    basket_size: Int[Array, ""] | int,
+    *,
+    causal: bool,
+) -> Float[Array, "n t h k"]:
+    """Attention with every row calibrated (mean pooling), [N, T, H, K]: each row's softmax blended with its target row."""
+    (n, t, h, _), g = q.shape, k.shape[2]
+    strength = strength.reshape(n, g, h // g)
+    columns = _columns(baskets, t // _SHORT_BASKET + 2)
+
+    def weigh(scores: Array, text: Array, head: Array) -> tuple[Array, Array]:
+        shares = jnp.repeat(strength[text, head], scores.shape[0] // (h // g))[:, None]
+        own = jax.tree.map(lambda part: part[text], columns)
+        plain, sums = _softmax_weights(scores)
+        masses = _dot(plain, own.members)
+
+        def by_columns() -> Array:
+            return plain * _dot(_column_scale(masses, sums, own, shares, special_tokens), own.members.T)
+
+        def by_keys() -> Array:
+            target = target_row(scores, jax.tree.map(lambda part: part[text], baskets), special_tokens)
+            return plain / sums + shares * (target - plain / sums)
+
+        # exp(score - peak) says nothing about a basket whose best score lies far below the row's peak.
+        sound = jnp.all((masses > _FAINT) | ~_sees(scores, own.members, causal))
+        weights = jax.lax.cond(sound & (basket_size >= _SHORT_BASKET), by_columns, by_keys)
+        return weights, jnp.ones_like(sums)
+
+    return _blockwise(q, k, v, mask, causal, weigh)
+
+
+class _Columns(NamedTuple):
+    """Baskets as the columns of a matrix, so that their masses are a matrix product; S columns bound their number."""
+
+    members: Float[Array, "n t s"]  # one where a token lies in a basket
+    first: Bool[Array, "n s"]
+    last: Bool[Array, "n s"]
+    contents: Int[Array, "n 1"]
+
+
+def _columns(baskets: Baskets, bound: int) -> _Columns:
+    members = (baskets.ids[..., None] == jnp.arange(bound)) & baskets.mask[..., None]
+
+    def holds(flags: Array) -> Array:
+        return jnp.any(members & flags[..., None], axis=1)
+
+    return _Columns(members.astype(jnp.float32), holds(baskets.first), holds(baskets.last), baskets.contents)
+
+
+def _column_scale(
+    masses: Float[Array, "r s"],
+    sums: Float[Array, "r 1"],
+    columns: _Columns,
+    strength: Float[Array, "r 1"],
+    special_tokens: SpecialTokens,
+) -> Float[Array, "r s"]:
+    """What turns exp(score - peak) into calibrated weights, for every basket: (1 - strength) / sum + strength u(b) / mass."""
+    own_first = jnp.sum(jnp.where(columns.first, masses, 0.0), axis=-1, keepdims=True) / sums
+    shares = target_shares(own_first, columns.first, columns.last, columns.contents, special_tokens)
+    shares = jnp.where(masses > 0, shares, 0.0)
+    shares = shares / jnp.maximum(jnp.sum(shares, axis=-1, keepdims=True), _FAINT)
+    return 1 / sums + strength * (shares / jnp.where(masses > 0, masses, 1.0) - 1 / sums)
+
+
+def _sees(scores: Float[Array, "r t"], members: Float[Array, "t s"], causal: bool) -> Bool[Array, "#r s"]:
+    """Which baskets hold a key that a row may read; without a causal mask the same for all rows."""
+    if not causal:
+        return jnp.any(members > 0, axis=0, keepdims=True)
+    return _dot((scores > -jnp.inf).astype(jnp.float32), members) > 0
+
+
+def _dot(left: Float[Array, "r t"], right: Float[Array, "t s"]) -> Float[Array, "r s"]:
+    """A product with ones and zeros; in full float32, so that it only adds and selects."""
+    return jnp.dot(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def _safe(logs: Array) -> Array:
+    """Logarithms of masses with zero mass moved to zero, so that differences stay defined; callers mask those."""
+    return jnp.where(logs > -jnp.inf, logs, 0.0)
+
+
+def _over_heads(baskets: Baskets) -> Baskets:
+    return Baskets(*(part[:, None, :] for part in baskets))
+
+
+def _grouped(q: Float[Array, "n h k"], g: int) -> Float[Array, "n {g} r k"]:
+    n, h, width = q.shape
+    return q.reshape(n, g, h // g, width)
+
+
+def _row_scores(
+    q: Float[Array, "n h k"], k: Float[Array, "n t g k"], visible: Bool[Array, "n t"]
+) -> Float[Array, "n h t"]:
+    scores = jnp.einsum("ngrk,ntgk->ngrt", _grouped(q, k.shape[2]), k, preferred_element_type=jnp.float32)
+    return jnp.where(visible[:, None, :], scores.reshape(*q.shape[:2], -1), -jnp.inf)
+
+
+def _row_values(weights: Float[Array, "n h t"], v: Float[Array, "n t g k"]) -> Float[Array, "n h k"]:
+    grouped = _grouped(weights.astype(v.dtype), v.shape[2])
+    out = jnp.einsum("ngrt,ntgk->ngrk", grouped, v, preferred_element_type=jnp.float32)
+    return out.reshape(*weights.shape[:2], -1).astype(v.dtype)
+
+
+def _softmax_weights(scores: Float[Array, "*r t"]) -> tuple[Float[Array, "*r t"], Float[Array, "*r 1"]]:
+    """exp(scores - peak) and its sum; a row of -inf gives zeros and one."""
+    peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.exp(scores - _safe(peak))
+    sums = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights, jnp.where(sums > 0, sums, 1.0)
+
+
+def _blockwise(q: Array, k: Array, v: Array, mask: Array, causal: bool, weigh: _Weigh) -> Float[Array, "n t h k"]:
+    """Attention in blocks of rows, laid out for the platform the program is lowered for."""
+
+    def cpu(q: Array, k: Array, v: Array, mask: Array) -> Array:
+        rows = max(_CPU_BLOCK // q.shape[1] // (q.shape[2] // k.shape[2]), 16)
+        return _map_heads(q, k, v, mask, causal, weigh, rows, one_by_one=True)
+
+    def accelerator(q: Array, k: Array, v: Array, mask: Array) -> Array:
+        return _map_heads(q, k, v, mask, causal, weigh, _ACCELERATOR_ROWS, one_by_one=False)
+
+    return jax.lax.platform_dependent(q, k, v, mask, cpu=cpu, default=accelerator)
+
+
+def _map_heads(
+    q: Array, k: Array, v: Array, mask: Array, causal: bool, weigh: _Weigh, rows: int, one_by_one: bool
+) -> Array:
+    """Loop over blocks of `rows` query tokens and, where `one_by_one`, over texts and key/value heads."""
+    (n, t, h, width), g = q.shape, k.shape[2]
+    count = -(-t // rows)
+    rows = -(-t // count)
+    q = jnp.pad(q, ((0, 0), (0, count * rows - t), (0, 0), (0, 0)))
+    # Queries of the heads that share a key/value head stand side by side: [N G, blocks, H/G rows, K].
+    q = q.reshape(n, count, rows, g, h // g, width).transpose(0, 3, 1, 4, 2, 5).reshape(n * g, count, -1, width)
+    k, v = (x.transpose(0, 2, 1, 3).reshape(n * g, t, width) for x in (k, v))
+
+    def one_head(text_head: Array, q: Array, k: Array, v: Array) -> Array:
+        def one_block(block: tuple[Array, Array]) -> Array:
+            number, queries = block
+            scores = jnp.einsum("rk,tk->rt", queries, k, preferred_element_type=jnp.float32)
+            visible = mask[text_head // g][None, :]
+            if causal:
+                row = number * rows + jnp.arange(queries.shape[0]) % rows
+                visible = visible & (jnp.arange(t)[None, :] <= row[:, None])
+            weights, sums = weigh(jnp.where(visible, scores, -jnp.inf), text_head // g, text_head % g)
+            out = jnp.einsum("rt,tk->rk", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return (out / sums).astype(v.dtype)
+
+        if count == 1:
+            return one_block((jnp.int32(0), q[0]))[None]
+        return jax.lax.map(one_block, (jnp.arange(count, dtype=jnp.int32), q))
+
+    heads = (jnp.arange(n * g, dtype=jnp.int32), q, k, v)
+    out = jax.lax.map(lambda head: one_head(*head), heads) if one_by_one else jax.vmap(one_head)(*heads)
+    out = out.reshape(n, g, count, h // g, rows, width).transpose(0, 2, 4, 1, 3, 5)
+    return out.reshape(n, count * rows, h, width)[:, :t]
