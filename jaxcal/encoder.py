@@ -31,7 +31,7 @@ from jaxcal.models.stack import forward
 
 logger = logging.getLogger("jaxcal")
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}
 # Texts are tokenised in portions, so that a million of them never stand in memory as the tokenizer's objects.
 _PORTION = 4096
 # Area N T of a batch: a CPU is fastest when activations stay in its caches, an accelerator when it is full.
@@ -107,6 +107,8 @@ class Encoder:
         settings: pooling, normalisation and prompts of the checkpoint.
         max_length: longest text in tokens.
         checkpoint: where the files came from, with the commit.
+        dtype: type of weights and activations.
+        precision: JAX's matrix-product precision, "highest" for float32.
         compilations: programs compiled by this encoder so far.
         last_run: statistics of the latest encode call.
     """
@@ -127,9 +129,9 @@ class Encoder:
         self.last_run: Statistics | None = None
         self._definition, self._tokenizer = definition, tokenizer
         self._may_compile = True
+        self.dtype = str(params["words"]["embedding"].dtype)
         # Full float32 products where float32 was asked for: elsewhere than on a CPU that is not JAX's default.
-        exact = jax.tree.leaves(params)[0].dtype == jnp.float32 if params else True
-        self._precision = "highest" if exact else "default"
+        self.precision = "highest" if self.dtype == "float32" else "default"
         self._compiled = jax.jit(self._traced)
 
     @property
@@ -160,7 +162,7 @@ class Encoder:
         Returns:
             Vectors [N, D] in float32, normalised if the checkpoint says so.
         """
-        with jax.default_matmul_precision(self._precision):
+        with jax.default_matmul_precision(self.precision):
             model = cast(Any, nnx.merge(self._definition, params))
             vectors = forward(model, tokens, mask, self.settings.pooling, calibration)
         if not self.settings.normalize:

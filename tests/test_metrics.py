@@ -237,7 +237,7 @@ def test_shapes_that_do_not_fit_are_refused(similarities, gold, candidates, mess
 
 
 @pytest.mark.parametrize("function", [metrics.psi, metrics.harmonic_mean])
-@pytest.mark.parametrize("scores", [[], 0.5, [0.5, np.nan], [0.5, -0.1], [np.inf]])
+@pytest.mark.parametrize("scores", [[], np.array(0.5), [0.5, np.nan], [0.5, -0.1], [np.inf]])
 def test_scores_without_meaning_are_refused(function, scores):
     with pytest.raises(InvalidInput, match="scores|Score"):
         function(scores)

@@ -58,9 +58,10 @@ def _convert(folder: Path) -> Tokenizer:
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        if any(name.endswith(".model") for name in present) and find_spec("sentencepiece") is None:
+        pieces = [name for name in present if name.endswith(".model")]
+        if pieces and find_spec("sentencepiece") is None:
             raise MissingDependency(
-                f"{folder} has no tokenizer.json; converting {present[0]} needs sentencepiece: pip install sentencepiece."
+                f"{folder} has no tokenizer.json; to convert {pieces[0]}, pip install sentencepiece."
             ) from error
         raise UnsupportedCheckpoint(
             f"{folder} has no tokenizer.json, and transformers cannot convert {present[0]}: {error}"

@@ -9,7 +9,7 @@ import fnmatch
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ IGNORABLE = ("classifier.*", "pooler.*", "lm_head.*", "*position_ids", "*inv_fre
 Params = dict[str, Any]
 
 
+@runtime_checkable
 class TensorFile(Protocol):
     """One shard of a checkpoint: shapes at hand, contents on demand."""
 

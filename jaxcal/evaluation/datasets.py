@@ -35,7 +35,7 @@ class PositionDataset:
         groups: G names, in order of position.
         query, gold, group: [J] integers, indices into queries, passages and groups.
         pool: [C] integers, indices of the passages that compete in every judgement.
-        document: [P] integers, the document each passage shows; None: each its own.
+        document: [P] integers, the document each passage shows.
 
     Raises:
         InvalidInput: an index outside its range, arrays of unequal length, a passage twice in the pool, an empty group.
@@ -49,13 +49,11 @@ class PositionDataset:
     gold: np.ndarray
     group: np.ndarray
     pool: np.ndarray
-    document: np.ndarray | None = None
+    document: np.ndarray
 
     def __post_init__(self):
-        document = np.arange(len(self.passages)) if self.document is None else self.document
-        fields = {"query": self.query, "gold": self.gold, "group": self.group, "pool": self.pool, "document": document}
-        for field, values in fields.items():
-            array = np.array(values)
+        for field in ("query", "gold", "group", "pool", "document"):
+            array = np.array(getattr(self, field))  # a copy, so that nobody else can write to it
             if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
                 raise InvalidInput(f"Data set '{self.name}': '{field}' must be one row of integers, not {array.dtype}.")
             array = array.astype(np.int64)
@@ -118,13 +116,8 @@ class PositionDataset:
         Raises:
             InvalidInput: a shape does not fit the data set, or a vector holds NaN or infinity.
         """
-        query_vectors, passage_vectors = np.asarray(query_vectors), np.asarray(passage_vectors)
-        for what, vectors, texts in (
-            ("query", query_vectors, self.queries),
-            ("passage", passage_vectors, self.passages),
-        ):
-            if vectors.ndim != 2 or len(vectors) != len(texts):
-                raise InvalidInput(f"{what}_vectors has shape {vectors.shape}; '{self.name}' needs [{len(texts)}, D].")
+        query_vectors = self._checked_vectors("query", query_vectors, len(self.queries))
+        passage_vectors = self._checked_vectors("passage", passage_vectors, len(self.passages))
         if query_vectors.shape[1] != passage_vectors.shape[1]:
             raise InvalidInput(
                 f"Query vectors have {query_vectors.shape[1]} dimensions, passage vectors {passage_vectors.shape[1]}:"
@@ -137,6 +130,18 @@ class PositionDataset:
             block = order[begin : begin + step]
             above[block], tied[block] = self._rank_block(block, query_vectors, passage_vectors)
         return Ranks(above, tied)
+
+    def _checked_vectors(self, what: str, vectors: np.ndarray, count: int) -> np.ndarray:
+        """Return the vectors in a type that products are exact enough in, or raise InvalidInput."""
+        vectors = np.asarray(vectors)
+        if vectors.ndim != 2 or len(vectors) != count:
+            raise InvalidInput(f"{what}_vectors has shape {vectors.shape}; '{self.name}' needs [{count}, D].")
+        if vectors.dtype not in (np.float32, np.float64):
+            vectors = vectors.astype(np.float32)
+        wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if wrong.size:
+            raise InvalidInput(f"{what}_vectors[{wrong[0]}] is not finite (one of {wrong.size}): the encoding failed.")
+        return vectors
 
     def _rank_block(self, block: np.ndarray, query_vectors: np.ndarray, passage_vectors: np.ndarray) -> Ranks:
         rows, row_of = np.unique(self.query[block], return_inverse=True)
@@ -166,6 +171,7 @@ def load_pydoc_posq(variant: str = "short") -> PositionDataset:
 
     Raises:
         InvalidSetting: there is no such variant.
+        InvalidInput: the shipped file was changed so that a query's answer no longer stands once in each third.
     """
     documents, queries = read_pydoc_posq(variant)
     index = {document["id"]: i for i, document in enumerate(documents)}
@@ -173,8 +179,10 @@ def load_pydoc_posq(variant: str = "short") -> PositionDataset:
     for q, query in enumerate(queries):
         d = index[query["document"]]
         lengths = [len(section) for section in documents[d]["sections"]]
-        for group, r in enumerate(rotation_by_group(lengths, documents[d]["rotations"], query["section"])):
-            judgements.append((q, 3 * d + r, group))
+        rotations = rotation_by_group(lengths, documents[d]["rotations"], query["section"])
+        if rotations is None:
+            raise InvalidInput(f"{variant}.jsonl is damaged: query {query['id']} does not stand once in each third.")
+        judgements += [(q, 3 * d + r, group) for group, r in enumerate(rotations)]
     query_of, gold, group_of = np.array(judgements).T
     return PositionDataset(
         name=f"PyDoc-PosQ {variant}",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxcal.errors import InvalidInput, InvalidSetting
 
@@ -114,19 +115,19 @@ def ndcg_at_10(similarities: np.ndarray, gold: np.ndarray, candidates: np.ndarra
     return ndcg(gold_ranks(similarities, gold, candidates), 10)
 
 
-def harmonic_mean(scores: np.ndarray) -> np.ndarray:
+def harmonic_mean(scores: ArrayLike) -> np.ndarray | np.float64:
     """Compute G / sum(1 / score) over the last axis; 0 if any score is 0, which is the limit.
 
     Raises:
         InvalidInput: no scores, or a negative or not finite one.
     """
     scores = _checked_scores(scores)
-    positive = (scores > 0).all(-1)
-    inverse = (1 / np.where(positive[..., None], scores, 1.0)).sum(-1)
+    positive = np.asarray(scores > 0).all(-1)
+    inverse = (1 / np.where(scores > 0, scores, 1.0)).sum(-1)
     return np.where(positive, scores.shape[-1] / inverse, 0.0)[()]
 
 
-def psi(scores: np.ndarray) -> np.ndarray:
+def psi(scores: ArrayLike) -> np.ndarray | np.float64:
     """Compute the position sensitivity index 1 - min / max over the last axis: 0 is even, 1 the worst.
 
     Scores that are all 0 do not differ by position: their PSI is 0. Read it beside the scores, never alone.
@@ -139,7 +140,7 @@ def psi(scores: np.ndarray) -> np.ndarray:
     return np.where(top > 0, 1 - scores.min(-1) / np.where(top > 0, top, 1.0), 0.0)[()]
 
 
-def summarise(scores: Mapping[str, np.ndarray]) -> Summary:
+def summarise(scores: Mapping[str, ArrayLike]) -> Summary:
     """Summarise the scores of one system, given by group ({name: [Q_g]}).
 
     Raises:
@@ -151,7 +152,7 @@ def summarise(scores: Mapping[str, np.ndarray]) -> Summary:
 
 
 def bootstrap(
-    scores: Mapping[str, np.ndarray],
+    scores: Mapping[str, ArrayLike],
     *,
     same_queries: bool,
     resamples: int = 10_000,
@@ -164,8 +165,8 @@ def bootstrap(
 
 
 def paired_bootstrap(
-    scores: Mapping[str, np.ndarray],
-    baseline: Mapping[str, np.ndarray],
+    scores: Mapping[str, ArrayLike],
+    baseline: Mapping[str, ArrayLike],
     *,
     same_queries: bool,
     resamples: int = 10_000,
@@ -259,7 +260,7 @@ def _sizes(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.array([len(array) for array in arrays.values()])
 
 
-def _checked_groups(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _checked_groups(scores: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """Return the groups as float arrays, or raise InvalidInput naming the one that has no meaning."""
     if not scores:
         raise InvalidInput("There are no groups to summarise.")
@@ -271,7 +272,7 @@ def _checked_groups(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _checked_scores(scores: np.ndarray, where: str = "") -> np.ndarray:
+def _checked_scores(scores: ArrayLike, where: str = "") -> np.ndarray:
     """Return the scores as floats, or raise InvalidInput if there are none or one is negative or not finite."""
     scores = np.asarray(scores, np.float64)
     if scores.ndim == 0 or scores.shape[-1] == 0:

@@ -7,7 +7,7 @@ Modules only declare weights and the arithmetic around them; attention itself is
 `query`/`key_value` and its `finish`, which is where calibration enters.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ class Angles(NamedTuple):
     sin: Float[Array, "t k"]
 
 
+@runtime_checkable
 class Layer(Protocol):
     """One transformer block, cut open at the attention."""
 
@@ -44,6 +45,7 @@ class Layer(Protocol):
         ...
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """A family's model: embeddings, stacked layers, final norm. Row i of every weight in `layers` is layer i."""
 

@@ -4,17 +4,19 @@ This package holds the frozen files and the three rules that turn them into text
 `jaxcal.evaluation.datasets` loads them, and both use the functions below, so neither can drift from the other.
 """
 
+from collections.abc import Sequence
+
 GROUPS = ("beginning", "middle", "end")
 VARIANTS = ("short", "long")
 SEPARATOR = "\n\n"
 
 
-def rotate(sections: list[str], start: int) -> str:
+def rotate(sections: Sequence[str], start: int) -> str:
     """Join the sections of a document into one text, beginning with section `start` and wrapping round."""
-    return SEPARATOR.join(sections[start:] + sections[:start])
+    return SEPARATOR.join([*sections[start:], *sections[:start]])
 
 
-def section_third(lengths: list[int], start: int, section: int, separator: int = len(SEPARATOR)) -> int:
+def section_third(lengths: Sequence[int], start: int, section: int, separator: int = len(SEPARATOR)) -> int:
     """Tell in which third (0, 1, 2) of a rotated document the centre of a section lies.
 
     Args:
@@ -32,7 +34,9 @@ def section_third(lengths: list[int], start: int, section: int, separator: int =
     return min(3 * (2 * before + lengths[section]) // (2 * total), 2)
 
 
-def rotation_by_group(lengths: list[int], rotations: list[int], section: int, separator: int = len(SEPARATOR)):
+def rotation_by_group(
+    lengths: Sequence[int], rotations: Sequence[int], section: int, separator: int = len(SEPARATOR)
+) -> list[int] | None:
     """Return, per third, the index of the rotation that puts the section there; None unless there is exactly one each.
 
     Args:

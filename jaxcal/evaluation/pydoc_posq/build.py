@@ -23,6 +23,8 @@ from pathlib import Path
 from jaxcal.errors import InvalidInput, MissingDependency
 from jaxcal.evaluation.pydoc_posq import GROUPS, VARIANTS, rotation_by_group
 
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
 TOKEN_LIMITS = {"short": (300, 480), "long": (1200, 2000)}
 SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 MIN_SUMMARY_WORDS = 4
@@ -92,7 +94,7 @@ def public_modules(root: Path) -> Iterator[tuple[str, str]]:
             yield name, source
 
 
-def heading_of(node: ast.AST) -> str:
+def heading_of(node: Documented) -> str:
     """Write the line that heads a section: `name(argument names)` or `class Name(bases)`."""
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
@@ -104,10 +106,10 @@ def heading_of(node: ast.AST) -> str:
     return f"{node.name}({', '.join(name for name in names if name not in ('self', 'cls'))})"
 
 
-def documented_nodes(node: ast.AST) -> Iterator[ast.AST]:
+def documented_nodes(node: ast.AST) -> Iterator[Documented]:
     """Yield classes, functions and methods below `node` in source order; functions are not entered."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(child, Documented):
             yield child
         if isinstance(child, ast.ClassDef | ast.If | ast.Try):
             yield from documented_nodes(child)
@@ -116,7 +118,7 @@ def documented_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def read_sections(name: str, source: str) -> list[Section]:
     """Return the docstrings of a module in source order, its own first."""
     tree = ast.parse(source)
-    found = [(name, tree)] + [(heading_of(node), node) for node in documented_nodes(tree)]
+    found = [(name, tree), *((heading_of(node), node) for node in documented_nodes(tree))]
     sections = []
     for heading, node in found:
         raw = ast.get_docstring(node, clean=False)
