@@ -74,8 +74,8 @@ lock: | $(BIN)/python ## remake constraints.txt with the newest versions pyproje
 	  pyproject.toml - >>$(VENV)/constraints.txt
 	@mv $(VENV)/constraints.txt constraints.txt
 
-clean: ## remove what builds and tools left
-	rm -rf build dist .hypothesis .pytest_cache .ruff_cache
+clean: ## remove what builds, tools and the demo left
+	rm -rf build dist demo .hypothesis .pytest_cache .ruff_cache
 	find . -name '.venv*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove the virtual environments as well

@@ -17,6 +17,7 @@ Axis letters: N texts in a batch, T tokens, H query heads, L layers (L' of them 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -57,9 +58,9 @@ class Calibration:
 
     strength: Any = 0.5
     basket_size: Any = 128
-    layers: str | int = "last-50%"
-    special_tokens: SpecialTokens = "equal"
-    isolate: Iterable[str] | None = None
+    layers: Any = "last-50%"
+    special_tokens: Any = "equal"
+    isolate: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strength", _checked_strength(self.strength))
@@ -198,9 +199,9 @@ def lay_baskets(
     length = order[..., -1:] + 1
     contents = -(-jnp.maximum(length - leading - trailing, 0) // basket_size)
     first = mask & (order == 0) & bool(leading)
-    last = mask & (order == length - 1) & (length > leading) & bool(trailing)
     # Right padding shares the last token's order and so its basket; left padding has order -1 and joins the first.
     is_tail = (order == length - 1) & (length > leading) & bool(trailing)
+    last = mask & is_tail
     ids = jnp.where(order < leading, 0, leading + (order - leading) // basket_size)
     ids = jnp.where(is_tail, leading + contents, jnp.maximum(ids, 0)).astype(jnp.int32)
     positions = jnp.arange(mask.shape[-1], dtype=jnp.int32)
@@ -229,14 +230,18 @@ def basket_logsumexp(logits: Float[Array, "*r t"], ids: Int[Array, "*#r t"], end
 
 def _run(combine: Callable[[Array, Array], Array], values: Array, ids: Array, neutral: float) -> Array:
     """Combine every value with those before it in its own basket."""
-    length, step = values.shape[-1], 1
-    while step < length:
+    length = values.shape[-1]
+
+    def shifted(array: Array, step: Array, fill: float | int) -> Array:
+        before = jnp.full_like(array, fill)
+        return jax.lax.dynamic_slice_in_dim(jnp.concatenate([before, array], -1), length - step, length, axis=-1)
+
+    def double(exponent: Array, values: Array) -> Array:
+        step = jnp.left_shift(1, exponent)
         # Baskets are runs: the same number at both ends means the same number all the way.
-        same = jnp.concatenate([jnp.zeros_like(ids[..., :step], bool), ids[..., step:] == ids[..., :-step]], axis=-1)
-        earlier = jnp.concatenate([values[..., :step], values[..., :-step]], axis=-1)
-        values = combine(values, jnp.where(same, earlier, neutral))
-        step *= 2
-    return values
+        return combine(values, jnp.where(shifted(ids, step, -1) == ids, shifted(values, step, neutral), neutral))
+
+    return jax.lax.fori_loop(0, (length - 1).bit_length(), double, values)
 
 
 def target_shares(
@@ -284,10 +289,10 @@ def target_row(
 
 
 def calibrate_rows(
-    attention: Float[Array, "n h *q t"],
-    mask: Bool[Array, "n t"] | Int[Array, "n t"],
+    attention: Float[Array | np.ndarray, "n h *q t"],
+    mask: Bool[Array | np.ndarray, "n t"] | Int[Array | np.ndarray, "n t"],
     calibration: Calibration,
-    pooling: Pooling = "first",
+    pooling: str = "first",
 ) -> Float[Array, "n h *q t"]:
     """Calibrate softmax rows that are already at hand (arXiv 2606.02737).
 
@@ -312,15 +317,22 @@ def calibrate_rows(
     expected = (n, attention.shape[1], *((t,) if pooling == "mean" else ()), t)
     if attention.shape != expected:
         raise InvalidCalibration(f"attention has the shape {attention.shape}; with this mask it must be {expected}.")
-    strength = jnp.asarray(calibration.strength)
-    if strength.shape not in ((), attention.shape[1:2]):
-        raise InvalidCalibration(f"strength has the shape {strength.shape}; for rows it is a number or one per head.")
+    if np.shape(calibration.strength) not in ((), attention.shape[1:2]):
+        raise InvalidCalibration(
+            f"strength has the shape {np.shape(calibration.strength)}; for rows it is a number or one per head."
+        )
+    return _calibrate_rows(attention, mask, calibration, pooling)
+
+
+@partial(jax.jit, static_argnames="pooling")
+def _calibrate_rows(attention: Array, mask: Array, calibration: Calibration, pooling: Pooling) -> Array:
     row_axes = tuple(range(1, attention.ndim - 1))
     baskets = lay_baskets(mask, calibration.basket_size, calibration.isolated(pooling))
     baskets = Baskets(*(jnp.expand_dims(part, row_axes) for part in baskets))
     rows = jnp.where(baskets.mask, attention, 0).astype(jnp.promote_types(attention.dtype, jnp.float32))
     target = target_row(jnp.log(rows), baskets, calibration.special_tokens)
-    strength = strength.astype(rows.dtype).reshape(strength.shape + (1,) * (attention.ndim - 2))
+    strength = jnp.asarray(calibration.strength, rows.dtype)
+    strength = strength.reshape(strength.shape + (1,) * (attention.ndim - 2))
     blended = (rows + strength * (target - rows)).astype(attention.dtype)
     if pooling == "mean":
         return jnp.where(mask[:, None, :, None], blended, attention)

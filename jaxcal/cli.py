@@ -120,8 +120,8 @@ def bench(name: str = "all", output: Path | None = None) -> None:
     """Measure speed, memory and accuracy against the budgets.
 
     Args:
-        name: the measurement to run, or all
-        output: write the measurements to this file as well
+        name: the benchmark to run, or all
+        output: write the table's rows to this .jsonl file as well
     """
     from jaxcal.bench import bench as run
 
@@ -136,7 +136,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "  jaxcal encode --model BAAI/bge-m3 --input queries.jsonl --output queries.npy --prompt-name query",
     ),
     "demo": (demo, "jaxcal demo --output demo"),
-    "bench": (bench, "jaxcal bench --output bench.json"),
+    "bench": (bench, "jaxcal bench --output bench.jsonl"),
 }
 
 

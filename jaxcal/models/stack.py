@@ -142,7 +142,8 @@ def _attend_all(
     attended = attend(q, k, v, batch.mask, causal=batch.causal)
     at = (jnp.arange(q.shape[0]), batch.pooled)
     row = _edit_row(attended[at], q[at], k, v, batch, calibrated, number)
-    return attended.at[at].set(row)
+    is_pooled = jnp.arange(q.shape[1]) == batch.pooled[:, None]
+    return jnp.where(is_pooled[..., None, None], row[:, None], attended)
 
 
 def _last_row(

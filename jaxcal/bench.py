@@ -1,0 +1,275 @@
+"""`jaxcal bench`: the project's budgets, measured as ratios in one run on one machine.
+
+Machines are shared and noisy, so the two sides of a ratio are run in turn and their medians compared; absolute times are
+given for orientation only. Compilation happens before the clock starts.
+
+Axis letters: N texts, T tokens, D model width, L layers.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tqdm import tqdm
+
+from jaxcal.calibration import Calibration, Pooling
+from jaxcal.checkpoint.modules import EncoderSettings
+from jaxcal.demo import load_minilm
+from jaxcal.checkpoint.weights import build
+from jaxcal.encoder import Encoder, load
+from jaxcal.errors import InvalidSetting
+from jaxcal.evaluation.datasets import load_pydoc_posq, read_pydoc_posq
+from jaxcal.io import atomic
+from jaxcal.models import FAMILIES, EncoderConfig, bert, gte, qwen3
+from jaxcal.models.config import Rope
+from jaxcal.tables import environment, markdown_table
+
+logger = logging.getLogger("jaxcal")
+
+ROUNDS = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured figure. `value` is a ratio or a share unless `unit` says otherwise; `budget` is what it should keep."""
+
+    bench: str
+    what: str
+    value: float
+    budget: str
+    kept: bool | None
+    detail: dict[str, Any]
+
+
+def bench(name: str = "all", output: Path | None = None) -> None:
+    """Measure the budgets and print a table; with an output file, write the rows as JSON lines too.
+
+    Args:
+        name: one of the benchmarks, or "all".
+        output: a `.jsonl` file.
+
+    Raises:
+        InvalidSetting: if there is no such benchmark.
+    """
+    if name != "all" and name not in BENCHES:
+        raise InvalidSetting(f"there is no benchmark {name!r}; choose all, {', '.join(BENCHES)}.")
+    rows = []
+    for each in BENCHES if name == "all" else (name,):
+        logger.info("benchmark %s", each)
+        rows += list(BENCHES[each]())
+    cells = [
+        [f"{row.bench}: {row.what}", f"{row.value:.4g}", row.budget, {True: "yes", False: "NO", None: ""}[row.kept]]
+        for row in rows
+    ]
+    print(markdown_table(["what", "measured", "budget", "kept"], cells))
+    if output is not None:
+        lines = [json.dumps({**dataclasses.asdict(row), "environment": environment()}) for row in rows]
+        with atomic(output) as path:
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"wrote {len(lines)} rows to {output}")
+
+
+def interleaved(*runs: Callable[[], Any], rounds: int = ROUNDS, label: str = "") -> list[list[float]]:
+    """Seconds of every run in every round, the runs taking turns; each is called once before, to compile and warm up."""
+    for run in runs:
+        run()
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in tqdm(range(rounds), desc=label, leave=False):
+        for times, run in zip(seconds, runs, strict=True):
+            started = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - started)
+    return seconds
+
+
+def _ratio(bench: str, what: str, over: list[float], under: list[float], least: float | None, most: float | None) -> Row:
+    """A row for median(over) / median(under), with the spread of the round-by-round ratios."""
+    value = statistics.median(over) / statistics.median(under)
+    rounds = sorted(a / b for a, b in zip(over, under, strict=True))
+    budget = f">= {least}" if least is not None else f"<= {most}"
+    kept = value >= least if least is not None else value <= (most or 0)
+    detail = {
+        "median_seconds": [statistics.median(over), statistics.median(under)],
+        "round_ratios": [round(r, 4) for r in rounds],
+    }
+    return Row(bench, what, value, budget, kept, detail)
+
+
+def random_encoder(model: type, config: EncoderConfig, pooling: Pooling, seed: int = 0) -> Encoder:
+    """An encoder of a given shape with random weights and no tokenizer, for timing."""
+    definition, state = nnx.split(model(config, jnp.float32, nnx.Rngs(seed)), nnx.Param)
+    return Encoder(definition, nnx.to_pure_dict(state), config, EncoderSettings(pooling, True), None, config.max_tokens)
+
+
+def gte_shape(layers: int = 12, width: int = 768) -> gte.GteConfig:
+    """gte-multilingual-base, with a small vocabulary (which no layer sees) and as many layers as asked for."""
+    heads = width // 64
+    return gte.GteConfig(1000, width, 4 * width, layers, heads, heads, 64, 8192, 1, 1e-12, 1, rope=Rope(160000.0, 8 ** (1 / 32)))
+
+
+def minilm_shape() -> bert.BertConfig:
+    """all-MiniLM-L6-v2 with a small vocabulary."""
+    return bert.BertConfig(1000, 384, 1536, 6, 12, 12, 32, 512, 0, 1e-12, 2, 512)
+
+
+def qwen3_shape() -> qwen3.Qwen3Config:
+    """The first 4 layers of Qwen3-Embedding-0.6B with a small vocabulary."""
+    return qwen3.Qwen3Config(1000, 1024, 3072, 4, 16, 8, 128, 32768, 0, 1e-6, rope=Rope(1e6), causal=True)
+
+
+def _texts(encoder: Encoder, count: int, length: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(length)
+    return list(rng.integers(2, encoder.config.vocab_size, (count, length), dtype=np.int32))
+
+
+def calibration() -> Iterator[Row]:
+    """What calibration costs: calibrated over plain encode time, the same texts, by text length."""
+    shapes: list[tuple[str, Encoder, tuple[int, ...], float]] = [
+        ("gte shape, 12 layers, first token", random_encoder(gte.Gte, gte_shape(), "first"), (256, 512, 1024, 2048, 4096), 1.03),
+        ("qwen3 shape, 4 layers, last token", random_encoder(qwen3.Qwen3, qwen3_shape(), "last"), (256, 1024, 4096), 1.03),
+        ("MiniLM shape, 6 layers, mean", random_encoder(bert.Bert, minilm_shape(), "mean"), (128, 256, 512), 1.15),
+    ]
+    for name, encoder, lengths, most in shapes:
+        for length in lengths:
+            ids = _texts(encoder, max(4096 // length, 1), length)
+            basket = Calibration(basket_size=min(128, length // 4))
+            plain, calibrated = interleaved(
+                lambda encoder=encoder, ids=ids: encoder.encode_ids(ids),
+                lambda encoder=encoder, ids=ids, basket=basket: encoder.encode_ids(ids, calibration=basket),
+                label=f"{name}, {length} tokens",
+            )
+            yield _ratio("calibration", f"calibrated / plain, {name}, {length} tokens", calibrated, plain, None, most)
+
+
+def memory() -> Iterator[Row]:
+    """Extra memory of calibration at 8,192 tokens in gte-multilingual-base's true shape, as XLA's compiler counts it."""
+    config = dataclasses.replace(gte_shape(), vocab_size=250048)
+    definition, shapes = build(FAMILIES["gte"], config, jnp.float32)
+    encoder = Encoder(definition, shapes, config, EncoderSettings("first", True), None, config.max_tokens)
+    tokens = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
+    mask = jax.ShapeDtypeStruct((1, 8192), bool)
+    sizes = []
+    for calibration in (None, Calibration()):
+        analysis = jax.jit(encoder.embed).lower(shapes, tokens, mask, calibration).compile().memory_analysis()
+        sizes.append(analysis.temp_size_in_bytes + analysis.argument_size_in_bytes)
+    extra = sizes[1] / sizes[0] - 1
+    what = "extra memory of calibration over the plain forward, gte-multilingual-base, 8,192 tokens"
+    yield Row("memory", what, extra, "< 0.01", extra < 0.01, {"bytes": sizes})
+
+
+def batching() -> Iterator[Row]:
+    """Padding and compilations over a corpus of mixed lengths, by real encoding."""
+    encoder = random_encoder(bert.Bert, dataclasses.replace(minilm_shape(), width=48, heads=4, kv_heads=4, head_width=12, feed_forward=96, layers=2), "mean")
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(4.5, 0.9, 4000).astype(int), 5, 512)
+    corpus = [rng.integers(2, 1000, length, dtype=np.int32) for length in lengths]
+    encoder.encode_ids(corpus, show_progress=True)
+    run = encoder.last_run
+    assert run is not None
+    detail = dataclasses.asdict(run)
+    yield Row("batching", "padded tokens, 4,000 texts of 5 to 512 tokens", run.padding, "<= 0.08", run.padding <= 0.08, detail)
+    yield Row("batching", "programs compiled / batch shapes met", run.compilations / run.shapes, "<= 1", run.compilations <= run.shapes, detail)
+    encoder.encode_ids(corpus)
+    again = encoder.last_run
+    yield Row("batching", "programs compiled by a second pass", again.compilations, "0", again.compilations == 0, {})
+
+
+def startup() -> Iterator[Row]:
+    """Seconds that `import jaxcal` takes beyond `import jax`, each in a fresh process."""
+
+    def importing(module: str) -> None:
+        subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+
+    jax_only, ours = interleaved(lambda: importing("jax"), lambda: importing("jaxcal"), label="import")
+    extra = statistics.median(ours) - statistics.median(jax_only)
+    yield Row("startup", "import jaxcal beyond import jax (s)", extra, "<= 0.6", extra <= 0.6, {"seconds": [ours, jax_only]})
+
+
+def peers() -> Iterator[Row]:
+    """Throughput against sentence-transformers (SDPA attention): the same real texts, weights and threads, float32."""
+    try:
+        import torch
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        logger.warning("benchmark peers needs torch and sentence-transformers: install jaxcal[parity]; skipped")
+        return
+    torch.set_num_threads(os.cpu_count() or 1)
+    minilm = load_minilm(512)
+    folder = minilm.checkpoint.folder
+    texts = _mixed_texts(256)
+    yield from _against("MiniLM", minilm, SentenceTransformer(str(folder), device="cpu"), texts, 512)
+    with tempfile.TemporaryDirectory() as scratch:
+        _write_gte(Path(scratch), folder)
+        long_texts = list(load_pydoc_posq("long").passages[:6])
+        ours, theirs = load(scratch), SentenceTransformer(scratch, device="cpu")
+        yield from _against("gte shape, 12 layers", ours, theirs, texts[:64], 8192)
+        yield from _against("gte shape, 12 layers, long documents", ours, theirs, long_texts, 8192)
+
+
+def _against(name: str, ours: Encoder, theirs: Any, texts: list[str], length: int) -> Iterator[Row]:
+    theirs.max_seq_length = length
+    vectors, reference = ours.encode(texts), theirs.encode(texts)
+    difference = float(np.abs(vectors - reference).max())
+    their_seconds, our_seconds = interleaved(lambda: theirs.encode(texts), lambda: ours.encode(texts), label=name)
+    run = ours.last_run
+    what = f"throughput / sentence-transformers, {name}, {len(texts)} texts of {run.tokens // len(texts)} tokens on average"
+    row = _ratio("peers", what, their_seconds, our_seconds, 1.0, None)
+    row.detail["tokens_per_second"] = run.tokens / statistics.median(our_seconds)
+    row.detail["largest_difference"] = difference
+    yield row
+
+
+def _mixed_texts(count: int) -> list[str]:
+    """Real texts of mixed length: queries, single docstrings and whole documents of PyDoc-PosQ."""
+    documents, queries = read_pydoc_posq("short")
+    sections = [section for document in documents for section in document["sections"]]
+    whole = ["\n\n".join(document["sections"]) for document in documents]
+    portion = count // 4
+    return [query["text"] for query in queries[:portion]] + sections[: 2 * portion] + whole[:portion]
+
+
+def _write_gte(folder: Path, tokenizer_folder: Path) -> None:
+    """A random checkpoint in the shape of gte-multilingual-base, but for a BERT vocabulary, with module files."""
+    import shutil
+
+    import torch
+    from transformers import GteConfig, GteModel
+
+    torch.manual_seed(0)
+    GteModel(GteConfig(vocab_size=30522, pad_token_id=0)).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(tokenizer_folder / file, folder)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    paths = ("", "1_Pooling", "2_Normalize")
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "2_Normalize").mkdir()
+    pooling = {"word_embedding_dimension": 768, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8192, "do_lower_case": False}))
+
+
+BENCHES: dict[str, Callable[[], Iterator[Row]]] = {
+    "startup": startup,
+    "batching": batching,
+    "memory": memory,
+    "calibration": calibration,
+    "peers": peers,
+}

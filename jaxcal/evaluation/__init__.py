@@ -1,0 +1,1 @@
+"""Position-aware retrieval evaluation: data sets and metrics."""
