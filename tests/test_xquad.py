@@ -51,13 +51,12 @@ def joined(encoder):
             article["paragraphs"], encoder.tokenize([p["context"] for p in article["paragraphs"]]), strict=True
         ):
             tokens = len(ids)
-            if tokens > 500:
-                continue
-            if size + tokens > 500:
+            if size + tokens > 500:  # a paragraph too long by itself is left out, and ends a document too
                 close(current, documents, questions, positions)
                 current, size = [], 0
-            current.append(paragraph)
-            size += tokens
+            if tokens <= 500:
+                current.append(paragraph)
+                size += tokens
         close(current, documents, questions, positions)
     return documents, questions, positions
 
