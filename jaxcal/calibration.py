@@ -69,10 +69,7 @@ class Calibration:
         if self.special_tokens not in SPECIAL_TOKENS:
             raise InvalidCalibration(f"special_tokens is {self.special_tokens!r}; it must be 'equal' or 'keep'.")
         if self.isolate is not None:
-            ends = {self.isolate} if isinstance(self.isolate, str) else set(self.isolate)
-            if not ends <= _ENDS:
-                raise InvalidCalibration(f"isolate is {self.isolate!r}; it may hold 'first' and 'last' only.")
-            object.__setattr__(self, "isolate", frozenset(ends))
+            object.__setattr__(self, "isolate", _checked_ends(self.isolate))
 
     def replace(self, **changes: Any) -> "Calibration":
         """A copy with some fields changed, checked like a new one."""
@@ -138,11 +135,11 @@ def _checked_strength(strength: Any) -> Any:
         return strength
     try:
         values = np.asarray(strength)
-        numbers = values.astype(np.float32)
     except (TypeError, ValueError):
-        numbers = values = np.asarray("not numbers")
+        values = np.asarray("not numbers")
     if values.dtype.kind not in "fiu" and values.dtype != jnp.bfloat16:
         raise InvalidCalibration(f"strength is {strength!r}; it must be a number in [0, 1], or an array of them.")
+    numbers = values.astype(np.float32)
     if not np.all((numbers >= 0) & (numbers <= 1)):
         raise InvalidCalibration(f"strength is {strength!r}; every value must lie in [0, 1].")
     if isinstance(strength, list | tuple):
@@ -153,10 +150,18 @@ def _checked_strength(strength: Any) -> Any:
 def _checked_basket_size(basket_size: Any) -> Any:
     if isinstance(basket_size, jax.core.Tracer):
         return basket_size
-    values = np.asarray(basket_size)
+    is_number = np.isscalar(basket_size) or isinstance(basket_size, np.ndarray | jax.Array)
+    values = np.asarray(basket_size) if is_number else np.asarray(None)
     if values.dtype.kind not in "fiu" or values.ndim or values != np.floor(values) or not 1 <= values < 2**31:
         raise InvalidCalibration(f"basket_size is {basket_size!r}; it must be a whole number of tokens, at least 1.")
     return basket_size if isinstance(basket_size, jax.Array) else int(basket_size)
+
+
+def _checked_ends(isolate: Any) -> frozenset[str]:
+    ends = {isolate} if isinstance(isolate, str) else isolate
+    if not isinstance(ends, Iterable) or not all(end in ("first", "last") for end in ends):
+        raise InvalidCalibration(f"isolate is {isolate!r}; it may hold 'first' and 'last' only, or be None.")
+    return frozenset(ends)
 
 
 def _checked_layers(layers: Any) -> str | int:
@@ -210,22 +215,25 @@ def lay_baskets(
     return Baskets(ids, ends, mask, first, last, contents)
 
 
-def basket_logsumexp(logits: Float[Array, "*r t"], ids: Int[Array, "*#r t"], ends: Int[Array, "*#r t"]) -> Array:
-    """For every token, the logsumexp of the logits of its own basket.
+def basket_softmax(
+    logits: Float[Array, "*r t"], ids: Int[Array, "*#r t"], ends: Int[Array, "*#r t"]
+) -> Float[Array, "*r t"]:
+    """For every token, its share p(k|b) of its own basket: the softmax of the logits inside each basket.
 
     Baskets are runs, so log2 T doubling steps along the tokens sum all of them, however many there are: the program
-    depends neither on the basket size nor on a bound on the number of baskets, and holds no scatter.
+    depends neither on the basket size nor on a bound on the number of baskets, and holds no scatter. Peaks are taken
+    off before anything is summed, so logits of any size keep full precision.
 
     Args:
-        logits: [..., T] in float32 or float64; -inf carries no mass, and a basket of nothing else gives -inf.
+        logits: [..., T] in float32 or float64; -inf carries no mass, and a basket of nothing else gives zeros.
         ids: basket of each token, never falling, broadcastable to the logits.
         ends: where each token's basket ends, likewise.
     """
     at = jnp.broadcast_to(ends, logits.shape)
     peaks = jnp.take_along_axis(_run(jnp.maximum, jax.lax.stop_gradient(logits), ids, -jnp.inf), at, axis=-1)
-    peaks = jnp.where(peaks > -jnp.inf, peaks, 0.0)
-    sums = jnp.take_along_axis(_run(jnp.add, jnp.exp(logits - peaks), ids, 0.0), at, axis=-1)
-    return jnp.where(sums > 0, peaks + jnp.log(jnp.where(sums > 0, sums, 1.0)), -jnp.inf)
+    weights = jnp.exp(logits - jnp.where(peaks > -jnp.inf, peaks, 0.0))
+    sums = jnp.take_along_axis(_run(jnp.add, weights, ids, 0.0), at, axis=-1)
+    return weights / jnp.where(sums > 0, sums, 1.0)
 
 
 def _run(combine: Callable[[Array, Array], Array], values: Array, ids: Array, neutral: float) -> Array:
@@ -278,9 +286,7 @@ def target_row(
         special_tokens: "equal" or "keep"; static.
     """
     logits = jnp.where(baskets.mask, logits, -jnp.inf)
-    masses = basket_logsumexp(logits, baskets.ids, baskets.ends)
-    alive = masses > -jnp.inf
-    inside = jnp.where(alive, jnp.exp(logits - jnp.where(alive, masses, 0.0)), 0.0)
+    inside = basket_softmax(logits, baskets.ids, baskets.ends)
     own_first = jnp.sum(jnp.where(baskets.first, jax.nn.softmax(logits, axis=-1), 0.0), axis=-1, keepdims=True)
     row = inside * target_shares(own_first, baskets.first, baskets.last, baskets.contents, special_tokens)
     # Shares of baskets without mass, and those above one under "keep", leave a sum that is not one.
@@ -313,9 +319,11 @@ def calibrate_rows(
     if pooling not in POOLINGS:
         raise InvalidCalibration(f"pooling is {pooling!r}; it must be 'first', 'last' or 'mean'.")
     attention, mask = jnp.asarray(attention), jnp.asarray(mask).astype(bool)
+    if mask.ndim != 2:
+        raise InvalidCalibration(f"mask has the shape {mask.shape}; it must be [texts, tokens].")
     n, t = mask.shape
-    expected = (n, attention.shape[1], *((t,) if pooling == "mean" else ()), t)
-    if attention.shape != expected:
+    expected = (n, *attention.shape[1:2], *((t,) if pooling == "mean" else ()), t)
+    if attention.ndim < 3 or attention.shape != expected:
         raise InvalidCalibration(f"attention has the shape {attention.shape}; with this mask it must be {expected}.")
     if np.shape(calibration.strength) not in ((), attention.shape[1:2]):
         raise InvalidCalibration(

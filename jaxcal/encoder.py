@@ -321,8 +321,8 @@ class Encoder:
         )
 
     def _tokenize(self, texts: list[str], prompt: str) -> tuple[list[np.ndarray], int]:
-        if prompt and not self.settings.include_prompt and self.settings.pooling == "mean":
-            raise InvalidSetting("this checkpoint leaves prompts out of its mean pooling, which jaxcal does not implement.")
+        if prompt and not self.settings.include_prompt and self.settings.pooling != "last":
+            raise InvalidSetting("this checkpoint leaves prompts out of its pooling, which jaxcal does not implement.")
         self._tokenizer.enable_truncation(self.max_length)
         ids, truncated = [], 0
         for start in range(0, len(texts), _PORTION):

@@ -100,10 +100,10 @@ def test_grid(written, loaded, models, name, special_tokens, isolate, layers):
         difference = np.abs(got - expected).max(axis=1)
         assert difference.max() <= TOLERANCE, (traced, difference)
         worst = max(worst, difference.max())
-        plain = encoder.encode_ids(ids, batch_tokens=SHAPE[0] * SHAPE[1])
-        moved = max(moved, np.abs(plain - expected).max())
-        if traced[0] > 600:  # larger than every text
-            assert np.abs(got - plain).max() <= 1e-6
+        if traced[0] in (3, 700):  # 700: larger than every text
+            plain = encoder.encode_ids(ids, batch_tokens=SHAPE[0] * SHAPE[1])
+            moved = max(moved, np.abs(plain - got).max())
+            assert traced[0] == 3 or np.abs(got - plain).max() <= 1e-6
     print(f"largest difference {worst:.2e}; calibration moves vectors by {moved:.2e}")
     assert moved > 100 * TOLERANCE  # else the comparison would say nothing
     assert encoder.compilations - before <= 2  # one for the plain program, one for all strengths and basket sizes
