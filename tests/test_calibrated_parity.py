@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import jaxcal
 from reference import calibrated, default_isolation, pad_ids, reference_vectors, torch_model
+
+import jaxcal
 
 TOLERANCE = 1e-5
 SHAPE = (8, 640)  # one shape for every batch: one program per static choice
@@ -177,7 +178,23 @@ def test_the_written_out_rule():
 
     third = round(1 / 3, 9)
     assert share(isolate=("first", "last")) == [0, 0.25, 0.125, 0.125, 0.25, 0, 0.25]
-    assert share(isolate=("first",)) == [0, third, round(1 / 6, 9), round(1 / 6, 9), round(2 / 9, 9), 0, round(1 / 9, 9)]
-    assert share(isolate=("first",), special_tokens="keep") == [0, 0.5, 0.125, 0.125, round(1 / 6, 9), 0, round(1 / 12, 9)]
+    assert share(isolate=("first",)) == [
+        0,
+        third,
+        round(1 / 6, 9),
+        round(1 / 6, 9),
+        round(2 / 9, 9),
+        0,
+        round(1 / 9, 9),
+    ]
+    assert share(isolate=("first",), special_tokens="keep") == [
+        0,
+        0.5,
+        0.125,
+        0.125,
+        round(1 / 6, 9),
+        0,
+        round(1 / 12, 9),
+    ]
     assert share(isolate=("first", "last"), special_tokens="keep") == [0, 0.5, 0.0625, 0.0625, 0.125, 0, 0.25]
     assert share(strength=0.0) == row.tolist()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from reference import calibrated, default_isolation, units
 
 import jaxcal
 from jaxcal import Calibration, calibrate_rows
 from jaxcal.calibration import basket_softmax, lay_baskets, target_row
 from jaxcal.errors import InvalidCalibration
-from reference import calibrated, default_isolation, units
 
 N, H, T = 3, 2, 14
 ISOLATIONS = (None, (), ("first",), ("last",), ("first", "last"))
@@ -35,8 +35,7 @@ def cases(draw, poolings=("first", "last", "mean"), special_tokens=("equal", "ke
     pooling = draw(st.sampled_from(poolings))
     shape = (N, H, T, T) if pooling == "mean" else (N, H, T)
     logits = rng.normal(0, draw(st.sampled_from([0.5, 3.0])), shape)
-    rows = np.exp(logits - logits.max(-1, keepdims=True)) * (mask[:, None, None, :] if len(shape) == 4 else mask[:, None])
-    rows /= rows.sum(-1, keepdims=True)
+    rows = softmax(np.where(mask[:, None, None] if len(shape) == 4 else mask[:, None], logits, -np.inf))
     strength = draw(st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1)))
     return {
         "rows": rows,
@@ -47,6 +46,11 @@ def cases(draw, poolings=("first", "last", "mean"), special_tokens=("equal", "ke
         "special_tokens": draw(st.sampled_from(special_tokens)),
         "isolate": draw(st.sampled_from(isolations)),
     }
+
+
+def softmax(logits):
+    weights = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def ours(case, **changes):
@@ -220,7 +224,9 @@ def test_texts_of_a_batch_do_not_meet(case):
         np.testing.assert_allclose(ours(alone)[0], got[text], rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(("isolate", "counts"), [((), (1, 1, 2)), (("first",), (2, 2, 3)), (("first", "last"), (3, 3, 4))])
+@pytest.mark.parametrize(
+    ("isolate", "counts"), [((), (1, 1, 2)), (("first",), (2, 2, 3)), (("first", "last"), (3, 3, 4))]
+)
 def test_content_of_one_token_less_and_one_more_than_a_basket(isolate, counts):
     """B - 1 and B content tokens make one basket, B + 1 make two, the second with a single token."""
     size = 5
@@ -285,11 +291,11 @@ def logits_case(seed=0, length=37, spread=3.0):
 def test_target_row_equals_the_rule(special_tokens, isolate):
     logits = logits_case()
     mask = np.arange(37) < 30
-    softmax = np.asarray(jax.nn.softmax(np.where(mask, logits, -np.inf).astype(np.float64), axis=-1))
+    plain = softmax(np.where(mask, logits, -np.inf))
     for size in (1, 4, 7, 64):
         baskets = lay_baskets(jnp.asarray(mask), size, frozenset(isolate))
         got = np.asarray(target_row(jnp.asarray(logits), baskets, special_tokens))
-        np.testing.assert_allclose(got, calibrated(softmax, mask, size, 1.0, isolate, special_tokens), atol=2e-6)
+        np.testing.assert_allclose(got, calibrated(plain, mask, size, 1.0, isolate, special_tokens), atol=2e-6)
 
 
 @pytest.mark.parametrize("gap", [200.0, 1e4, 1e30])
@@ -301,9 +307,7 @@ def test_baskets_far_below_the_peak_still_get_their_share(gap):
     baskets = lay_baskets(jnp.ones(32, bool), 8)
     got = np.asarray(target_row(jnp.asarray(logits), baskets)).reshape(2, 4, 8)
     np.testing.assert_allclose(got.sum(-1), 0.25, rtol=1e-6)
-    parts = logits.reshape(2, 4, 8).astype(np.float64)
-    weights = np.exp(parts - parts.max(-1, keepdims=True))
-    np.testing.assert_allclose(got, 0.25 * weights / weights.sum(-1, keepdims=True), rtol=1e-6)
+    np.testing.assert_allclose(got, 0.25 * softmax(logits.reshape(2, 4, 8)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 8, 9, 31, 65])
@@ -314,8 +318,9 @@ def test_baskets_of_every_size(length):
     for size in range(1, length + 2):
         got = np.asarray(compiled(logits, np.int32(size)))
         for start in range(0, length, size):
-            part = np.asarray(jax.nn.softmax(logits[:, start : start + size].astype(np.float64), axis=-1))
-            np.testing.assert_allclose(got[:, start : start + size], part, atol=1e-6)
+            np.testing.assert_allclose(
+                got[:, start : start + size], softmax(logits[:, start : start + size]), atol=1e-6
+            )
 
 
 # --- derivatives and transformations ----------------------------------------------------------------------------------
@@ -330,7 +335,7 @@ def test_derivative_by_the_strength(special_tokens, pooling):
         length, size = 23, 4
         mask = np.arange(length) < 21
         shape = (1, 2, length, length) if pooling == "mean" else (1, 2, length)
-        rows = np.asarray(jax.nn.softmax(np.where(mask, rng.normal(0, 2, shape), -np.inf), axis=-1))
+        rows = softmax(np.where(mask, rng.normal(0, 2, shape), -np.inf))
         direction = rng.normal(size=shape)
 
         def projected(strength):

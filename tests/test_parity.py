@@ -8,10 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-import jaxcal
 from checkpoints import write_checkpoint, write_modules
-from jaxcal.errors import InvalidInput
 from reference import empty_model, pad_ids, reference_vectors, torch_model
+
+import jaxcal
+from jaxcal.errors import InvalidInput
 
 TOLERANCE = 1e-5
 LENGTHS = (500, 1, 1200, 17, 2, 128)
@@ -35,7 +36,11 @@ OTHERS = {
     "gte linear, wide": ("gte", "last", {**WIDE, "rope": ("linear", 3.0, 20_000.0), "layer_norm_eps": 0.1}),
     "gte-original mean, wide": ("gte-original", "mean", {**WIDE, "type_vocab_size": 2, "layer_norm_eps": 0.1}),
     "qwen3 mean": ("qwen3", "mean", {"prefix": "model.", "old": True}),
-    "qwen3 linear, wide": ("qwen3", "last", {**WIDE, "rope": ("linear", 4.0, 5e5), "head_dim": 64, "rms_norm_eps": 0.1}),
+    "qwen3 linear, wide": (
+        "qwen3",
+        "last",
+        {**WIDE, "rope": ("linear", 4.0, 5e5), "head_dim": 64, "rms_norm_eps": 0.1},
+    ),
     "qwen3, one key head": ("qwen3", "last", {"num_key_value_heads": 1, "num_hidden_layers": 1, "head_dim": 2}),
     "qwen3, no grouping": ("qwen3", "first", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
 }
