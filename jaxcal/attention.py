@@ -1,8 +1,8 @@
 """Attention over all rows, and exactly over one: the place where calibration enters a forward pass.
 
-First-token and last-token pooling edit the pooling token's row alone, so all rows run through the plain kernel and the one
-row is computed beside it, at O(T) cost per head. Mean pooling edits every row, block by block. Softmax and calibration are
-float32 whatever the compute type, and no [T, T] array is ever formed for more than one block of rows.
+First-token and last-token pooling edit the pooling token's row alone, so all rows run through the plain kernel and the
+one row is computed beside it, at O(T) cost per head. Mean pooling edits every row, block by block. Softmax and
+calibration are float32 whatever the compute type, and no [T, T] array is ever formed for more than one block of rows.
 
 Axis letters: N texts, T tokens, H query heads, G key/value heads, K head width; R rows of one block, J blocks of keys.
 Queries arrive scaled. Query head h reads key/value head h // (H / G).
@@ -87,10 +87,10 @@ def attend_calibrated(
     *,
     causal: bool,
 ) -> Float[Array, "n t h k"]:
-    """Attention with every row calibrated (mean pooling), [N, T, H, K]: each row's softmax blended with its target row."""
+    """Attention with every row calibrated (mean pooling), [N, T, H, K]: each softmax row blended with its target."""
     (n, t, h, _), g = q.shape, k.shape[2]
     strength = strength.reshape(n, g, h // g)
-    columns = _columns(baskets, t // _SHORT_BASKET + 2)
+    columns = _columns(baskets, -(-t // _SHORT_BASKET) + 2)  # two isolated ends, and a partial last basket
 
     def weigh(scores: Array, text: Array, head: Array) -> tuple[Array, Array]:
         shares = jnp.repeat(strength[text, head], scores.shape[0] // (h // g))[:, None]
@@ -126,7 +126,8 @@ def _columns(baskets: Baskets, bound: int) -> _Columns:
     members = (baskets.ids[..., None] == jnp.arange(bound)) & baskets.mask[..., None]
 
     def holds(flags: Array) -> Array:
-        return jnp.any(members & flags[..., None], axis=1)
+        own = jnp.max(jnp.where(flags, baskets.ids, -1), axis=1, keepdims=True)
+        return own == jnp.arange(bound)
 
     return _Columns(members.astype(jnp.float32), holds(baskets.first), holds(baskets.last), baskets.contents)
 
@@ -138,7 +139,7 @@ def _column_scale(
     strength: Float[Array, "r 1"],
     special_tokens: SpecialTokens,
 ) -> Float[Array, "r s"]:
-    """What turns exp(score - peak) into calibrated weights, for every basket: (1 - strength) / sum + strength u(b) / mass."""
+    """What turns exp(score - peak) into calibrated weights: (1 - strength) / sum + strength u(b) / mass(b)."""
     own_first = jnp.sum(jnp.where(columns.first, masses, 0.0), axis=-1, keepdims=True) / sums
     shares = target_shares(own_first, columns.first, columns.last, columns.contents, special_tokens)
     shares = jnp.where(masses > 0, shares, 0.0)

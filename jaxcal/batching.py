@@ -1,8 +1,8 @@
 """Which texts are encoded together, and in what shape.
 
-Texts are sorted by their true token count, longest first, and cut into batches of about equal area. Lengths are rounded up
-to a bucket and the number of texts of a last, partial batch to a power of two, so that a corpus meets few shapes and each
-shape is compiled once.
+Texts are sorted by their true token count, longest first, and cut into batches of about equal area. Lengths are
+rounded up to a bucket and the number of texts of a last, partial batch to a power of two, so that a corpus meets few
+shapes and each shape is compiled once.
 
 Axis letters: N texts in a batch, T tokens.
 """
@@ -54,7 +54,9 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int, limit: int | None = 
     return batches
 
 
-def pad(ids: Sequence[np.ndarray], batch: Batch, pad_token: int) -> tuple[Int[np.ndarray, "n t"], Bool[np.ndarray, "n t"]]:
+def pad(
+    ids: Sequence[np.ndarray], batch: Batch, pad_token: int
+) -> tuple[Int[np.ndarray, "n t"], Bool[np.ndarray, "n t"]]:
     """Token ids and mask of a batch, [N, T], right-padded; rows that stand for no text hold one padding token."""
     tokens = np.full(batch.shape, pad_token, np.int32)
     mask = np.zeros(batch.shape, bool)

@@ -1,7 +1,7 @@
 """`jaxcal bench`: the project's budgets, measured as ratios in one run on one machine.
 
-Machines are shared and noisy, so the two sides of a ratio are run in turn and their medians compared; absolute times are
-given for orientation only. Compilation happens before the clock starts.
+Machines are shared and noisy, so the two sides of a ratio are run in turn and their medians compared; absolute times
+are given for orientation only. Compilation happens before the clock starts.
 
 Axis letters: N texts, T tokens, D model width, L layers.
 """
@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from jaxcal.calibration import Calibration, Pooling
 from jaxcal.checkpoint.modules import EncoderSettings
-from jaxcal.demo import load_minilm
 from jaxcal.checkpoint.weights import build
+from jaxcal.demo import load_minilm
 from jaxcal.encoder import Encoder, load
 from jaxcal.errors import InvalidSetting
 from jaxcal.evaluation.datasets import load_pydoc_posq, read_pydoc_posq
@@ -44,7 +44,7 @@ ROUNDS = 7
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measured figure. `value` is a ratio or a share unless `unit` says otherwise; `budget` is what it should keep."""
+    """One measured figure: a ratio or a share unless `what` names a unit; `budget` is what it should keep."""
 
     bench: str
     what: str
@@ -83,7 +83,7 @@ def bench(name: str = "all", output: Path | None = None) -> None:
 
 
 def interleaved(*runs: Callable[[], Any], rounds: int = ROUNDS, label: str = "") -> list[list[float]]:
-    """Seconds of every run in every round, the runs taking turns; each is called once before, to compile and warm up."""
+    """Seconds of every run in every round, the runs taking turns after one call each to compile and warm up."""
     for run in runs:
         run()
     seconds: list[list[float]] = [[] for _ in runs]
@@ -95,7 +95,9 @@ def interleaved(*runs: Callable[[], Any], rounds: int = ROUNDS, label: str = "")
     return seconds
 
 
-def _ratio(bench: str, what: str, over: list[float], under: list[float], least: float | None, most: float | None) -> Row:
+def _ratio(
+    bench: str, what: str, over: list[float], under: list[float], least: float | None, most: float | None
+) -> Row:
     """A row for median(over) / median(under), with the spread of the round-by-round ratios."""
     value = statistics.median(over) / statistics.median(under)
     rounds = sorted(a / b for a, b in zip(over, under, strict=True))
@@ -117,7 +119,9 @@ def random_encoder(model: type, config: EncoderConfig, pooling: Pooling, seed: i
 def gte_shape(layers: int = 12, width: int = 768) -> gte.GteConfig:
     """gte-multilingual-base, with a small vocabulary (which no layer sees) and as many layers as asked for."""
     heads = width // 64
-    return gte.GteConfig(1000, width, 4 * width, layers, heads, heads, 64, 8192, 1, 1e-12, 1, rope=Rope(160000.0, 8 ** (1 / 32)))
+    return gte.GteConfig(
+        1000, width, 4 * width, layers, heads, heads, 64, 8192, 1, 1e-12, 1, rope=Rope(160000.0, 8 ** (1 / 32))
+    )
 
 
 def minilm_shape() -> bert.BertConfig:
@@ -140,7 +144,12 @@ def calibration() -> Iterator[Row]:
     half = random_encoder(gte.Gte, gte_shape(layers=6), "first")
     shapes: list[tuple[str, Encoder, tuple[int, ...], float]] = [
         ("gte shape, 6 of 12 layers, first token", half, (256, 512, 1024, 2048, 4096), 1.03),
-        ("qwen3 shape, 4 of 28 layers, last token", random_encoder(qwen3.Qwen3, qwen3_shape(), "last"), (512, 2048), 1.03),
+        (
+            "qwen3 shape, 4 of 28 layers, last token",
+            random_encoder(qwen3.Qwen3, qwen3_shape(), "last"),
+            (512, 2048),
+            1.03,
+        ),
         ("MiniLM shape, mean", random_encoder(bert.Bert, minilm_shape(), "mean"), (256, 512), 1.15),
     ]
     for name, encoder, lengths, most in shapes:
@@ -156,7 +165,7 @@ def calibration() -> Iterator[Row]:
 
 
 def memory() -> Iterator[Row]:
-    """Extra memory of calibration at 8,192 tokens in gte-multilingual-base's true shape, as XLA's compiler counts it."""
+    """Extra memory of calibration at 8,192 tokens in the shape of gte-multilingual-base, as XLA counts it."""
     config = dataclasses.replace(gte_shape(), vocab_size=250048)
     definition, shapes = build(FAMILIES["gte"], config, jnp.float32)
     encoder = Encoder(definition, shapes, config, EncoderSettings("first", True), None, config.max_tokens)
@@ -165,6 +174,7 @@ def memory() -> Iterator[Row]:
     sizes = []
     for calibration in (None, Calibration()):
         analysis = jax.jit(encoder.embed).lower(shapes, tokens, mask, calibration).compile().memory_analysis()
+        assert analysis is not None
         sizes.append(analysis.temp_size_in_bytes + analysis.argument_size_in_bytes)
     extra = sizes[1] / sizes[0] - 1
     what = "extra memory of calibration over the plain forward, gte-multilingual-base, 8,192 tokens"
@@ -173,16 +183,28 @@ def memory() -> Iterator[Row]:
 
 def batching() -> Iterator[Row]:
     """Padding and compilations over a corpus of mixed lengths, by real encoding."""
-    encoder = random_encoder(bert.Bert, dataclasses.replace(minilm_shape(), width=48, heads=4, kv_heads=4, head_width=12, feed_forward=96, layers=2), "mean")
+    encoder = random_encoder(
+        bert.Bert,
+        dataclasses.replace(minilm_shape(), width=48, heads=4, kv_heads=4, head_width=12, feed_forward=96, layers=2),
+        "mean",
+    )
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(4.5, 0.9, 4000).astype(int), 5, 512)
     corpus = [rng.integers(2, 1000, length, dtype=np.int32) for length in lengths]
     encoder.encode_ids(corpus, show_progress=True)
     run = encoder.last_run
-    assert run is not None
     detail = dataclasses.asdict(run)
-    yield Row("batching", "padded tokens, 4,000 texts of 5 to 512 tokens", run.padding, "<= 0.08", run.padding <= 0.08, detail)
-    yield Row("batching", "programs compiled / batch shapes met", run.compilations / run.shapes, "<= 1", run.compilations <= run.shapes, detail)
+    yield Row(
+        "batching", "padded tokens, 4,000 texts of 5 to 512 tokens", run.padding, "<= 0.08", run.padding <= 0.08, detail
+    )
+    yield Row(
+        "batching",
+        "programs compiled / batch shapes met",
+        run.compilations / run.shapes,
+        "<= 1",
+        run.compilations <= run.shapes,
+        detail,
+    )
     encoder.encode_ids(corpus)
     again = encoder.last_run
     yield Row("batching", "programs compiled by a second pass", again.compilations, "0", again.compilations == 0, {})
@@ -196,7 +218,9 @@ def startup() -> Iterator[Row]:
 
     jax_only, ours = interleaved(lambda: importing("jax"), lambda: importing("jaxcal"), label="import")
     extra = statistics.median(ours) - statistics.median(jax_only)
-    yield Row("startup", "import jaxcal beyond import jax (s)", extra, "<= 0.6", extra <= 0.6, {"seconds": [ours, jax_only]})
+    yield Row(
+        "startup", "import jaxcal beyond import jax (s)", extra, "<= 0.6", extra <= 0.6, {"seconds": [ours, jax_only]}
+    )
 
 
 def peers() -> Iterator[Row]:
@@ -209,6 +233,7 @@ def peers() -> Iterator[Row]:
         return
     torch.set_num_threads(os.cpu_count() or 1)
     minilm = load_minilm(512)
+    assert minilm.checkpoint is not None
     folder = minilm.checkpoint.folder
     texts = _mixed_texts(96)
     yield from _against("MiniLM", minilm, SentenceTransformer(str(folder), device="cpu"), texts, 512)
@@ -226,8 +251,8 @@ def _against(name: str, ours: Encoder, theirs: Any, texts: list[str], length: in
     difference = float(np.abs(vectors - reference).max())
     their_seconds, our_seconds = interleaved(lambda: theirs.encode(texts), lambda: ours.encode(texts), label=name)
     run = ours.last_run
-    what = f"throughput / sentence-transformers, {name}, {len(texts)} texts of {run.tokens // len(texts)} tokens on average"
-    row = _ratio("peers", what, their_seconds, our_seconds, 1.0, None)
+    size = f"{len(texts)} texts of {run.tokens // len(texts)} tokens on average"
+    row = _ratio("peers", f"throughput / sentence-transformers, {name}, {size}", their_seconds, our_seconds, 1.0, None)
     row.detail["tokens_per_second"] = run.tokens / statistics.median(our_seconds)
     row.detail["largest_difference"] = difference
     yield row

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal.errors import InvalidCalibration
@@ -47,8 +48,8 @@ class Calibration:
         basket_size: content tokens per basket, at least 1. A text with fewer content tokens stays uncalibrated.
         layers: the calibrated layers, always the last ones: "last-50%" (half of them, rounded down, at least one),
             "last", "all", or a number of layers.
-        special_tokens: "equal" gives each isolated special token the share of a basket; "keep" leaves the isolated first
-            token its own mass.
+        special_tokens: "equal" gives each isolated special token the share of a basket; "keep" leaves the isolated
+            first token its own mass.
         isolate: the ends that stand in baskets of their own, any of {"first", "last"}. None means both for first-token
             and last-token pooling and none for mean pooling.
 
@@ -110,7 +111,7 @@ class Calibration:
     @property
     def is_identity(self) -> bool:
         """Whether every strength is known to be zero, so that nothing at all needs to be calibrated."""
-        return not isinstance(self.strength, jax.core.Tracer) and not np.any(np.asarray(self.strength))
+        return not isinstance(self.strength, Tracer) and not np.any(np.asarray(self.strength))
 
 
 def _flatten(calibration: Calibration) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
@@ -131,7 +132,7 @@ jax.tree_util.register_pytree_with_keys(Calibration, _flatten, _unflatten)
 
 
 def _checked_strength(strength: Any) -> Any:
-    if isinstance(strength, jax.core.Tracer):
+    if isinstance(strength, Tracer):
         return strength
     try:
         values = np.asarray(strength)
@@ -148,13 +149,13 @@ def _checked_strength(strength: Any) -> Any:
 
 
 def _checked_basket_size(basket_size: Any) -> Any:
-    if isinstance(basket_size, jax.core.Tracer):
+    if isinstance(basket_size, Tracer):
         return basket_size
     is_number = np.isscalar(basket_size) or isinstance(basket_size, np.ndarray | jax.Array)
     values = np.asarray(basket_size) if is_number else np.asarray(None)
     if values.dtype.kind not in "fiu" or values.ndim or values != np.floor(values) or not 1 <= values < 2**31:
         raise InvalidCalibration(f"basket_size is {basket_size!r}; it must be a whole number of tokens, at least 1.")
-    return basket_size if isinstance(basket_size, jax.Array) else int(basket_size)
+    return basket_size if isinstance(basket_size, jax.Array) else int(values)
 
 
 def _checked_ends(isolate: Any) -> frozenset[str]:
@@ -261,8 +262,8 @@ def target_shares(
 ) -> Float[Array, "*r t"]:
     """The target share u(b(k)) of every token's basket, [..., T]; `own_first` is the first token's own mass, [..., 1].
 
-    Under "keep" the isolated first token keeps that mass, an isolated last token gets 1/n, and the content baskets share
-    the rest; where nothing is left they get zero.
+    Under "keep" the isolated first token keeps that mass, an isolated last token gets 1/n, and the content baskets
+    share the rest; where nothing is left they get zero.
     """
     has_first = jnp.any(first, axis=-1, keepdims=True)
     has_last = jnp.any(last, axis=-1, keepdims=True)
@@ -314,7 +315,8 @@ def calibrate_rows(
         Rows of the same shape and dtype, with zeros on padding columns.
 
     Raises:
-        InvalidCalibration: if the pooling is unknown, or the shapes of attention, mask and strength do not belong together.
+        InvalidCalibration: if the pooling is unknown, or the shapes of attention, mask and strength do not belong
+            together.
     """
     if pooling not in POOLINGS:
         raise InvalidCalibration(f"pooling is {pooling!r}; it must be 'first', 'last' or 'mean'.")
@@ -350,4 +352,3 @@ def _calibrate_rows(attention: Array, mask: Array, calibration: Calibration, poo
 def minimum_tokens(basket_size: Any, isolate: frozenset[str]) -> Any:
     """The shortest text, in tokens, that is calibrated at all: one full basket beside the isolated tokens."""
     return basket_size + len(isolate)
-

@@ -1,7 +1,7 @@
 """`jaxcal demo`: a real encoder on real text, asked for answers at the beginning, in the middle and at the end.
 
-The same queries are asked of the same documents three times; only the place of the answer differs. Whatever comes out is
-reported as it is.
+The same queries are asked of the same documents three times; only the place of the answer differs. Whatever comes out
+is reported as it is.
 """
 
 import dataclasses
@@ -91,7 +91,9 @@ def load_minilm(max_length: int) -> Encoder:
         checkpoint = resolve(source)
     weights = checkpoint.weights_folder / "model.safetensors"
     if sha256(weights) != MINILM_SHA256:
-        raise CorruptCheckpoint(f"{weights} is not the published all-MiniLM-L6-v2 (sha256 differs); delete it and retry.")
+        raise CorruptCheckpoint(
+            f"{weights} is not the published all-MiniLM-L6-v2 (sha256 differs); delete it and retry."
+        )
     return load(source, revision=revision, max_length=max_length)
 
 
@@ -171,7 +173,7 @@ def _record(name: str, encoder: Encoder, dataset: PositionDataset, result: DemoR
             "documents": len(dataset.pool),
             "groups": list(dataset.groups),
         },
-        "metric": "nDCG@10, one relevant document per query; 95 % percentile bootstrap over queries, 10,000 resamples, seed 0",
+        "metric": "nDCG@10, one relevant document a query; 95 % bootstrap percentiles, 10,000 draws of queries, seed 0",
         "calibrations": {name: settings(calibration) for name, calibration in SETTINGS.items()},
         "scores": {name: dataclasses.asdict(summary) for name, summary in result.scores.items()},
         "differences": {name: dataclasses.asdict(summary) for name, summary in result.differences.items()},

@@ -52,8 +52,8 @@ def load(
     Args:
         name: a local folder, or a hub id such as "BAAI/bge-m3"; an existing folder wins.
         revision: branch, tag or commit of a hub id.
-        dtype: type of weights and activations: "float32" (matrix products in full float32 on every device), "bfloat16" or
-            "float16". Norms, softmax, calibration and pooling are float32 in any case.
+        dtype: type of weights and activations: "float32" (matrix products in full float32 on every device), "bfloat16"
+            or "float16". Norms, softmax, calibration and pooling are float32 in any case.
         max_length: longest text in tokens, special tokens included; longer ones are truncated. By default what the
             checkpoint's files say.
         local_files_only: never touch the network, as HF_HUB_OFFLINE=1 does.
@@ -101,8 +101,8 @@ class Encoder:
     """A loaded encoder.
 
     Attributes:
-        params: the weights, a nested dict of arrays; `embed` takes them as an argument, so gradients and other weights of
-            the same shapes are a matter of passing them.
+        params: the weights, a nested dict of arrays; `embed` takes them as an argument, so gradients and other weights
+            of the same shapes are a matter of passing them.
         config: the model's shape.
         settings: pooling, normalisation and prompts of the checkpoint.
         max_length: longest text in tokens.
@@ -126,7 +126,9 @@ class Encoder:
         self.params, self.config, self.settings = params, config, settings
         self.max_length, self.checkpoint = max_length, checkpoint
         self.compilations = 0
-        self.last_run: Statistics | None = None
+        self.last_run = Statistics(
+            texts=0, tokens=0, computed_tokens=0, truncated=0, shapes=0, compilations=0, seconds=0.0
+        )
         self._definition, self._tokenizer = definition, tokenizer
         self._may_compile = True
         self.dtype = str(params["words"]["embedding"].dtype)
@@ -193,7 +195,8 @@ class Encoder:
         """Encode texts in their given order.
 
         Args:
-            texts: one text gives one vector [D], a sequence gives [N, D]; an empty text is encoded as its special tokens.
+            texts: one text gives one vector [D], a sequence gives [N, D]; an empty text is encoded as its special
+                tokens.
             calibration: None for the model as published. Texts with less content than one basket are never calibrated.
             prompt: put before every text; None means the checkpoint's default prompt, "" none.
             truncate_dim: keep so many leading dimensions and normalise again (Matryoshka models).
@@ -216,7 +219,7 @@ class Encoder:
 
     def encode_ids(
         self,
-        ids: Sequence[Sequence[int]],
+        ids: Sequence[Sequence[int] | Int[np.ndarray, " t"]],
         *,
         calibration: Calibration | None = None,
         truncate_dim: int | None = None,
@@ -238,7 +241,7 @@ class Encoder:
 
     @contextlib.contextmanager
     def no_compilation(self) -> Iterator[None]:
-        """A context in which compiling a new program raises UnexpectedCompilation: all shapes must have been met before."""
+        """A context in which a program that was not compiled before raises UnexpectedCompilation."""
         self._may_compile = False
         try:
             yield
@@ -249,8 +252,8 @@ class Encoder:
         # Python runs this body once per program, when JAX traces it.
         if not self._may_compile:
             raise UnexpectedCompilation(
-                f"a batch of the shape {tokens.shape} needs a program that was not compiled before; encode texts of such "
-                "lengths once, or leave no_compilation()."
+                f"a batch of the shape {tokens.shape} needs a program that was not compiled before; encode texts of "
+                "such lengths once, or leave no_compilation()."
             )
         self.compilations += 1
         return self.embed(params, tokens, mask, calibration)
@@ -329,12 +332,14 @@ class Encoder:
             portion = [prompt + text for text in texts[start : start + _PORTION]]
             for offset, encoding in enumerate(self._tokenizer.encode_batch(portion)):
                 if not encoding.ids:
-                    raise InvalidInput(f"text {start + offset} gives no token at all; this tokenizer adds no special tokens.")
+                    raise InvalidInput(
+                        f"text {start + offset} gives no token at all; this tokenizer adds no special tokens."
+                    )
                 ids.append(np.asarray(encoding.ids, np.int32))
                 truncated += bool(encoding.overflowing)
         return ids, truncated
 
-    def _checked_ids(self, index: int, text: Sequence[int]) -> Int[np.ndarray, " t"]:
+    def _checked_ids(self, index: int, text: Any) -> Int[np.ndarray, " t"]:
         ids = np.asarray(text)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not 1 <= ids.size <= self.config.max_tokens:
             raise InvalidInput(
@@ -361,7 +366,10 @@ class Encoder:
     def _report(self, run: Statistics) -> None:
         if run.truncated:
             logger.warning(
-                "%d of %d texts were longer than %d tokens and were truncated", run.truncated, run.texts, self.max_length
+                "%d of %d texts were longer than %d tokens and were truncated",
+                run.truncated,
+                run.texts,
+                self.max_length,
             )
         logger.info(
             "encoded %d texts, %d tokens, %.1f %% padding, %d shapes, %d compilations, %.1f s",
@@ -376,7 +384,9 @@ class Encoder:
 
 def _checked_texts(texts: Iterable[Any]) -> list[str]:
     if isinstance(texts, bytes | dict) or not isinstance(texts, Iterable):
-        raise InvalidInput(f"texts is of the type {type(texts).__name__}; it must be a string or a sequence of strings.")
+        raise InvalidInput(
+            f"texts is of the type {type(texts).__name__}; it must be a string or a sequence of strings."
+        )
     listed = list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
@@ -386,8 +396,8 @@ def _checked_texts(texts: Iterable[Any]) -> list[str]:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise InvalidInput(
-                    f"text {index} holds a lone surrogate at character {error.start}, which is not Unicode text; decode "
-                    "its source with errors='replace'."
+                    f"text {index} holds a lone surrogate at character {error.start}, which is not Unicode text; "
+                    "decode its source with errors='replace'."
                 ) from None
     return listed
 

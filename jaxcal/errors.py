@@ -11,7 +11,7 @@ class JaxcalError(Exception):
 
 
 class InvalidCalibration(JaxcalError, ValueError):
-    """A calibration that has no meaning: a strength outside [0, 1], a basket below one token, layers the model lacks."""
+    """A calibration without meaning: a strength outside [0, 1], a basket below one token, layers the model lacks."""
 
 
 class InvalidInput(JaxcalError, ValueError):

@@ -35,8 +35,8 @@ def tensors(n=3, t=45, heads=4, kv_heads=2, seed=0, whole=False):
     if whole:
         q, k = np.round(2 * q), np.round(2 * k)
     mask = np.ones((n, t), bool)
-    mask[1, t - t // 3 :] = False
-    mask[2, : t // 4] = False
+    mask[1:2, t - t // 3 :] = False
+    mask[2:3, : t // 4] = False
     return *(x.astype(np.float32) for x in (q, k, v)), mask
 
 
@@ -210,11 +210,11 @@ def test_every_length_has_room_for_all_its_baskets(isolate):
 def test_extreme_score_gaps_take_the_exact_path(layout, causal):
     """A basket hundreds of nats below the row's peak has no mass in float32, yet gets its share."""
     q, k, v, mask = tensors(t=75, whole=True)
-    scale = 40.0
+    scale = 8.0
     k[:, 32:64] -= 3.0
     q = np.abs(q)
     logits = np.einsum("nthk,nsgk->ngts", scale * q[:, :, :2], k)
-    assert (logits[0].max(-1) - logits[0][..., 32:64].max(-1)).max() > 200
+    assert np.quantile(logits[0].max(-1) - logits[0][..., 32:64].max(-1), 0.9) > 200
     rows, values = naive(scale * q, k, v, mask, causal)
     strength = np.ones((3, 4), np.float32)
     baskets = lay_baskets(jnp.asarray(mask), 32, frozenset())

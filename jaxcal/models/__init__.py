@@ -43,7 +43,7 @@ def find_family(raw: Mapping[str, Any]) -> Family:
     Raises:
         UnsupportedCheckpoint: if jaxcal has no port of it.
     """
-    kind = raw.get("model_type")
+    kind = str(raw.get("model_type"))
     if kind not in FAMILIES:
         raise UnsupportedCheckpoint(
             f"config.json has model_type {kind!r} (architectures {raw.get('architectures')}); "

@@ -112,7 +112,7 @@ class Bert(nnx.Module):
         self.layers = stacked(lambda rngs: BertLayer(config, dtype, rngs), config.layers, rngs)
 
     def position_ids(self, tokens: Int[Array, "n t"], mask: Bool[Array, "n t"]) -> Int[Array, "n t"]:
-        """Rows of the position table: 0, 1, ... for BERT; for XLM-RoBERTa they count ids other than padding, from pad + 1."""
+        """Rows of the position table: 0, 1, ... for BERT; XLM-RoBERTa counts ids other than padding, from pad + 1."""
         if not self.config.roberta:
             return positions(mask)
         real = tokens != self.config.pad_token

@@ -122,7 +122,9 @@ class ConfigReader:
             )
         unknown = sorted(left.keys() - fixed.keys() - HARMLESS - set(harmless))
         if unknown:
-            logger.warning("config.json has fields that %s models do not define, ignored: %s", self._family, ", ".join(unknown))
+            logger.warning(
+                "config.json has fields that %s models do not define, ignored: %s", self._family, ", ".join(unknown)
+            )
 
     def _refusal(self, name: str, value: Any, wanted: str) -> UnsupportedCheckpoint:
         return UnsupportedCheckpoint(

@@ -1,7 +1,7 @@
 """GTE encoders (gte-multilingual-base): post-norm blocks with rotary positions and a gated feed-forward.
 
-Source: arXiv 2407.19669 (mGTE). Two checkpoint layouts hold the same model: the original one (`model_type` "new", packed
-projections under `new.`) and that of transformers (`model_type` "gte").
+Source: arXiv 2407.19669 (mGTE). Two checkpoint layouts hold the same model: the original one (`model_type` "new",
+packed projections under `new.`) and that of transformers (`model_type` "gte").
 """
 
 from collections.abc import Mapping
@@ -132,7 +132,7 @@ class Gte(nnx.Module):
 
     def angles(self, length: int) -> Angles:
         """Rotary angles of positions 0..length-1."""
-        return rotary_angles(self.config.rope, length, self.config.head_width)
+        return rotary_angles(self.config, length)
 
     def normalise(self, x: Float[Array, "n *t d"]) -> Float[Array, "n *t d"]:
         """Post-norm blocks end normalised."""

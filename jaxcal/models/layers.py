@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcal.models.config import EncoderConfig, Rope
+from jaxcal.models.config import EncoderConfig
 
 
 class Angles(NamedTuple):
@@ -32,11 +32,11 @@ class Layer(Protocol):
         """What the projections read, [N, T, D]: the input itself, or its norm in pre-norm families."""
         ...
 
-    def query(self, h: Array, angles: Array | None) -> Array:
+    def query(self, h: Array, angles: Angles | None) -> Array:
         """Queries, [N, T, H, K], scaled and rotated."""
         ...
 
-    def key_value(self, h: Array, angles: Array | None) -> tuple[Array, Array]:
+    def key_value(self, h: Array, angles: Angles | None) -> tuple[Array, Array]:
         """Keys and values, each [N, T, G, K]."""
         ...
 
@@ -95,12 +95,13 @@ def merge_heads(x: Float[Array, "n t h k"]) -> Float[Array, "n t hk"]:
     return x.reshape(*x.shape[:-2], -1)
 
 
-def rotary_angles(rope: Rope, length: int, head_width: int) -> Angles:
+def rotary_angles(config: EncoderConfig, length: int) -> Angles:
     """Angles of positions 0..length-1 for the rotate-half form, [T, K] in float32.
 
     Only differences of positions matter to attention, so a left-padded text may start anywhere.
     """
-    steps = jnp.arange(length, dtype=jnp.float32)[:, None] * rope.frequencies(head_width)
+    assert config.rope is not None
+    steps = jnp.arange(length, dtype=jnp.float32)[:, None] * config.rope.frequencies(config.head_width)
     angles = jnp.concatenate([steps, steps], axis=-1)
     return Angles(jnp.cos(angles), jnp.sin(angles))
 
@@ -114,7 +115,7 @@ def rotate(x: Float[Array, "n t h k"], angles: Angles) -> Float[Array, "n t h k"
 
 
 def positions(mask: Bool[Array, "n t"]) -> Int[Array, "n t"]:
-    """The number of each real token in its text, from zero on either padding side, [N, T]; padding gets zero or the last."""
+    """The number of each real token in its text, [N, T], from zero on either padding side; padding repeats a number."""
     return jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
 
 

@@ -53,7 +53,9 @@ def read_config(raw: Mapping[str, Any]) -> Qwen3Config:
     heads = fields.integer("num_attention_heads", 32)
     kv_heads = fields.integer("num_key_value_heads", 32)
     if heads % kv_heads:
-        raise UnsupportedCheckpoint(f"config.json has {heads} attention heads, which {kv_heads} key/value heads cannot share.")
+        raise UnsupportedCheckpoint(
+            f"config.json has {heads} attention heads, which {kv_heads} key/value heads cannot share."
+        )
     layers = fields.integer("num_hidden_layers", 32)
     kinds = fields.value("layer_types", ["full_attention"] * layers)
     if set(kinds) != {"full_attention"} or len(kinds) != layers:
@@ -135,7 +137,7 @@ class Qwen3(nnx.Module):
 
     def angles(self, length: int) -> Angles:
         """Rotary angles of positions 0..length-1."""
-        return rotary_angles(self.config.rope, length, self.config.head_width)
+        return rotary_angles(self.config, length)
 
     def normalise(self, x: Float[Array, "n *t d"]) -> Float[Array, "n *t d"]:
         """The final norm."""

@@ -1,10 +1,12 @@
-"""The forward pass, the same for every family: prefix layers, calibrated layers, and the last layer for the pooled row only.
+"""The forward pass, the same for every family: prefix layers, calibrated layers, and the last layer for the pooled row
+only.
 
-With first-token and last-token pooling nothing but the pooled row of the last layer is ever read, so that layer computes
-keys and values for all tokens but a single query, output projection and feed-forward row. That holds without calibration.
+With first-token and last-token pooling nothing but the pooled row of the last layer is ever read, so that layer
+computes keys and values for all tokens but a single query, output projection and feed-forward row. That holds without
+calibration.
 
-Layers are stacked and scanned over their number: the scan indexes the whole stack, so no part of the weights is copied to
-split it. Axis letters as in `layers.py`; L' calibrated layers.
+Layers are stacked and scanned over their number: the scan indexes the whole stack, so no part of the weights is copied
+to split it. Axis letters as in `layers.py`; L' calibrated layers.
 """
 
 from dataclasses import dataclass
