@@ -276,8 +276,9 @@ def _write_gte(folder: Path, tokenizer_folder: Path) -> None:
 
     torch.manual_seed(0)
     GteModel(GteConfig(vocab_size=30522, pad_token_id=0)).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
-        shutil.copy(tokenizer_folder / file, folder)
+    shutil.copy(tokenizer_folder / "tokenizer.json", folder)
+    settings = json.loads((tokenizer_folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 8192}))
     kinds = ("Transformer", "Pooling", "Normalize")
     paths = ("", "1_Pooling", "2_Normalize")
     modules = [

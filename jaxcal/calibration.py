@@ -288,7 +288,10 @@ def target_row(
     """
     logits = jnp.where(baskets.mask, logits, -jnp.inf)
     inside = basket_softmax(logits, baskets.ids, baskets.ends)
-    own_first = jnp.sum(jnp.where(baskets.first, jax.nn.softmax(logits, axis=-1), 0.0), axis=-1, keepdims=True)
+    # A row that sees nothing (padding at the left of a causal model) has no softmax; zero logits keep it finite.
+    seen = logits > -jnp.inf
+    plain = jax.nn.softmax(jnp.where(jnp.any(seen, axis=-1, keepdims=True), logits, 0.0), axis=-1)
+    own_first = jnp.sum(jnp.where(baskets.first & seen, plain, 0.0), axis=-1, keepdims=True)
     row = inside * target_shares(own_first, baskets.first, baskets.last, baskets.contents, special_tokens)
     # Shares of baskets without mass, and those above one under "keep", leave a sum that is not one.
     total = jnp.sum(row, axis=-1, keepdims=True)

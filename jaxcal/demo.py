@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxcal.calibration import Calibration
-from jaxcal.checkpoint.hub import resolve, sha256
+from jaxcal.checkpoint.files import sha256, weight_files
+from jaxcal.checkpoint.hub import resolve
 from jaxcal.encoder import Encoder, load
 from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint
 from jaxcal.evaluation.datasets import PositionDataset, load_pydoc_posq
@@ -152,6 +153,12 @@ def report(result: DemoResult) -> str:
     return markdown_table(["calibration", *groups, "harmonic mean", "PSI"], rows)
 
 
+def _weights(encoder: Encoder) -> dict[str, str]:
+    """File name -> sha256 of the weights that were loaded; they say which model it was where there is no commit."""
+    assert encoder.checkpoint is not None
+    return {path.name: sha256(path) for path in weight_files(encoder.checkpoint.weights_folder).paths}
+
+
 def _record(name: str, encoder: Encoder, dataset: PositionDataset, result: DemoResult) -> dict:
     def settings(calibration: Calibration | None) -> dict | None:
         if calibration is None:
@@ -163,6 +170,7 @@ def _record(name: str, encoder: Encoder, dataset: PositionDataset, result: DemoR
         "model": {
             "name": name,
             "commit": encoder.commit,
+            "weights": _weights(encoder),
             "max_length": encoder.max_length,
             "dtype": encoder.dtype,
             "matmul_precision": encoder.precision,

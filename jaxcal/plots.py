@@ -34,7 +34,8 @@ def plot_positions(
     for offset, (name, summary) in zip(_spread(len(scores)), scores.items(), strict=True):
         _error_bars(left, offset, name, [summary.groups[group] for group in groups], line="-")
     left.set_ylabel("nDCG@10 (%)")
-    columns = [*groups, "harmonic\nmean", "PSI"]
+    left.set_xlabel("where the answer stands in the document")
+    columns = [*groups, "harmonic\nmean", "PSI\n(x 100)"]
     # Colours follow the left panel, whose first setting is the baseline.
     for number, (offset, (name, summary)) in enumerate(
         zip(_spread(len(differences)), differences.items(), strict=True), start=1
@@ -43,9 +44,9 @@ def plot_positions(
         _error_bars(right, offset, name, values, line="", colour=f"C{number}")
     right.axhline(0, color="grey", linewidth=0.8)
     right.set_ylabel("difference from uncalibrated (points)")
+    right.set_xlabel("nDCG@10 by position, and summaries")
     for axes, ticks in ((left, groups), (right, columns)):
         axes.set_xticks(range(len(ticks)), ticks)
-        axes.set_xlabel("where the answer stands in the document" if axes is left else "figure")
         axes.grid(axis="y", alpha=0.3)
         axes.legend(frameon=False)
     figure.suptitle(title)

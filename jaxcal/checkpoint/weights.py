@@ -76,6 +76,10 @@ class TorchFile:
             self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # unpickling errors of many types
             raise CorruptCheckpoint(f"{path} cannot be read as a torch file of weights only ({error}).") from error
+        if not isinstance(self._tensors, dict) or not all(torch.is_tensor(value) for value in self._tensors.values()):
+            raise CorruptCheckpoint(
+                f"{path} holds something else than a dictionary of tensors; save the state_dict alone."
+            )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""
@@ -128,7 +132,7 @@ def load_weights(files: WeightFiles, family: Family, config: EncoderConfig, shap
     if rules.keys() != leaves.keys():
         raise AssertionError(f"weight rules and model differ: {sorted(rules.keys() ^ leaves.keys())}")
     pieces = _match(rules, leaves, sources, config.layers)
-    flat = {name: jnp.asarray(_fill(leaf, pieces[name])) for name, leaf in leaves.items()}
+    flat = {name: jax.block_until_ready(jnp.asarray(_fill(leaf, pieces[name]))) for name, leaf in leaves.items()}
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), list(flat.values()))
 
 
@@ -152,7 +156,10 @@ def _index(
             sources[name] = _Source(file, name, shape)
     anchor = weight_rules(config, frozenset())["words.embedding"].tensor
     prefix = next((prefix for prefix in prefixes if prefix + anchor in sources), "")
-    bare = {name.removeprefix(prefix): source for name, source in sources.items()}
+    bare: dict[str, _Source] = {}
+    for name, source in sources.items():
+        if bare.setdefault(name.removeprefix(prefix), source) is not source:
+            raise WeightMismatch(f"the checkpoint holds {name.removeprefix(prefix)} with and without {prefix!r} before.")
     return {
         name: source
         for name, source in bare.items()
@@ -202,8 +209,13 @@ def _fill(leaf: jax.ShapeDtypeStruct, pieces: Iterable[_Piece]) -> np.ndarray:
             values = piece.source.file.read(piece.source.name, slice(index * rows, (index + 1) * rows))
         except Exception as error:  # whatever the reader raises on a damaged file
             raise CorruptCheckpoint(f"tensor {piece.source.name} cannot be read ({error}).") from error
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            raise WeightMismatch(
+                f"tensor {piece.source.name} is stored as {values.dtype}; weights must be floating point."
+            )
         target = out[...] if piece.layer is None else out[piece.layer]
-        target[...] = values.T if piece.rule.transpose else values
+        with np.errstate(over="ignore"):  # told by name below
+            target[...] = values.T if piece.rule.transpose else values
         _check_finite(piece.source.name, values, target)
     return out
 
