@@ -99,8 +99,8 @@ def encode(
         truncate_dim=truncate_dim,
         show_progress=sys.stderr.isatty(),
     )
-    write_vectors(output, texts.ids, vectors)
-    print(f"wrote {output}: {vectors.shape[0]} vectors of width {vectors.shape[1]}")
+    write_vectors(output, texts.ids, vectors, encoder.describe(chosen))
+    print(f"wrote {output}: {vectors.shape[0]} vectors of width {vectors.shape[1]}; commit {encoder.commit or 'local'}")
 
 
 def demo(model: str | None = None, output: Path = Path("demo"), max_length: int | None = None) -> None:

@@ -160,21 +160,10 @@ def _weights(encoder: Encoder) -> dict[str, str]:
 
 
 def _record(name: str, encoder: Encoder, dataset: PositionDataset, result: DemoResult) -> dict:
-    def settings(calibration: Calibration | None) -> dict | None:
-        if calibration is None:
-            return None
-        isolate = sorted(calibration.isolated(encoder.settings.pooling))
-        return {**dataclasses.asdict(calibration), "isolate": isolate, "pooling": encoder.settings.pooling}
-
+    described = {setting: encoder.describe(calibration) for setting, calibration in SETTINGS.items()}
+    calibrations = {setting: description.pop("calibration") for setting, description in described.items()}
     return {
-        "model": {
-            "name": name,
-            "commit": encoder.commit,
-            "weights": _weights(encoder),
-            "max_length": encoder.max_length,
-            "dtype": encoder.dtype,
-            "matmul_precision": encoder.precision,
-        },
+        "model": {**next(iter(described.values())), "model": name, "weights": _weights(encoder)},
         "dataset": {
             "name": dataset.name,
             "queries": len(dataset.queries),
@@ -182,9 +171,9 @@ def _record(name: str, encoder: Encoder, dataset: PositionDataset, result: DemoR
             "groups": list(dataset.groups),
         },
         "metric": "nDCG@10, one relevant document a query; 95 % bootstrap percentiles, 10,000 draws of queries, seed 0",
-        "calibrations": {name: settings(calibration) for name, calibration in SETTINGS.items()},
-        "scores": {name: dataclasses.asdict(summary) for name, summary in result.scores.items()},
-        "differences": {name: dataclasses.asdict(summary) for name, summary in result.differences.items()},
+        "calibrations": calibrations,
+        "scores": {setting: dataclasses.asdict(summary) for setting, summary in result.scores.items()},
+        "differences": {setting: dataclasses.asdict(summary) for setting, summary in result.differences.items()},
         "seconds": round(result.seconds, 1),
         "environment": environment(),
     }

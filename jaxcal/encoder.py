@@ -71,8 +71,8 @@ def load(
     family = find_family(raw)
     config = family.read_config(raw)
     settings = read_modules(checkpoint.folder, raw, position_limit=config.max_tokens)
-    limit = _length_limit(max_length, settings, config)
     tokenizer = load_tokenizer(checkpoint.folder, lowercase=settings.lowercase)
+    limit = _length_limit(max_length, settings, config, tokenizer.num_special_tokens_to_add(is_pair=False))
     definition, shapes = build(family, config, DTYPES[dtype])
     params = load_weights(weight_files(checkpoint.weights_folder), family, config, shapes)
     logger.info(
@@ -89,11 +89,12 @@ def load(
     return Encoder(definition, params, config, settings, tokenizer, limit, checkpoint)
 
 
-def _length_limit(max_length: int | None, settings: EncoderSettings, config: EncoderConfig) -> int:
+def _length_limit(max_length: int | None, settings: EncoderSettings, config: EncoderConfig, special: int) -> int:
     if max_length is None:
         return min(settings.max_length or config.max_tokens, config.max_tokens)
-    if not isinstance(max_length, int) or not 1 <= max_length <= config.max_tokens:
-        raise InvalidSetting(f"max_length is {max_length!r}; this model takes 1 to {config.max_tokens} tokens.")
+    least = max(special, 1)  # truncation keeps the special tokens
+    if not isinstance(max_length, int) or not least <= max_length <= config.max_tokens:
+        raise InvalidSetting(f"max_length is {max_length!r}; this model takes {least} to {config.max_tokens} tokens.")
     return max_length
 
 
@@ -238,6 +239,30 @@ class Encoder:
     def tokenize(self, texts: Sequence[str], *, prompt: str = "") -> list[Int[np.ndarray, " t"]]:
         """Token ids of texts as `encode` sees them: with special tokens, truncated at `max_length`."""
         return self._tokenize(_checked_texts(texts), prompt)[0]
+
+    def describe(self, calibration: Calibration | None = None) -> dict[str, Any]:
+        """What makes this encoder's vectors what they are, for result files: JSON types only."""
+        settled: dict[str, Any] | None = None
+        if calibration is not None:
+            settled = {
+                "strength": np.asarray(calibration.strength).tolist(),
+                "basket_size": int(calibration.basket_size),
+                "layers": calibration.layers,
+                "calibrated_layers": calibration.number_of_layers(self.config.layers),
+                "special_tokens": calibration.special_tokens,
+                "isolate": sorted(calibration.isolated(self.settings.pooling)),
+            }
+        return {
+            "model": self.checkpoint.name if self.checkpoint else None,
+            "commit": self.commit,
+            "weights_revision": self.checkpoint.weights_revision if self.checkpoint else None,
+            "pooling": self.settings.pooling,
+            "normalize": self.settings.normalize,
+            "max_length": self.max_length,
+            "dtype": self.dtype,
+            "matmul_precision": self.precision,
+            "calibration": settled,
+        }
 
     @contextlib.contextmanager
     def no_compilation(self) -> Iterator[None]:

@@ -53,8 +53,15 @@ def read_texts(path: str | os.PathLike[str]) -> TextFile:
     return _by_suffix(path, _READERS, "texts are read from", InvalidInput)(path)
 
 
-def write_vectors(path: str | os.PathLike[str], ids: Sequence[str], vectors: Float[np.ndarray, "n d"]) -> None:
+def write_vectors(
+    path: str | os.PathLike[str],
+    ids: Sequence[str],
+    vectors: Float[np.ndarray, "n d"],
+    origin: Mapping[str, Any] | None = None,
+) -> None:
     """Write vectors as `.npy` (float32 [N, D]) or `.parquet` (columns id and embedding, a list of D float32).
+
+    `origin` says what made the vectors; Parquet keeps it as JSON under the key "jaxcal" of the file's metadata.
 
     Raises:
         InvalidSetting: if the place cannot be written, as `check_output` finds, or the ids do not fit the vectors.
@@ -65,7 +72,7 @@ def write_vectors(path: str | os.PathLike[str], ids: Sequence[str], vectors: Flo
     if vectors.ndim != 2 or len(ids) != len(vectors):
         raise InvalidSetting(f"{len(ids)} ids and vectors of the shape {vectors.shape} do not belong together.")
     with _os_errors(path), atomic(path) as temporary:
-        write(temporary, ids, np.ascontiguousarray(vectors, np.float32))
+        write(temporary, ids, np.ascontiguousarray(vectors, np.float32), origin or {})
 
 
 def check_output(path: str | os.PathLike[str]) -> None:
@@ -285,15 +292,16 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write_npy(path: Path, ids: Sequence[str], vectors: np.ndarray) -> None:
+def _write_npy(path: Path, ids: Sequence[str], vectors: np.ndarray, origin: Mapping[str, Any]) -> None:
     with path.open("wb") as file:  # given a path, numpy would put ".npy" behind ".NPY"
         np.save(file, vectors)
 
 
-def _write_parquet(path: Path, ids: Sequence[str], vectors: np.ndarray) -> None:
+def _write_parquet(path: Path, ids: Sequence[str], vectors: np.ndarray, origin: Mapping[str, Any]) -> None:
     arrow = _pyarrow(path)
     embedding = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), vectors.shape[1])
-    arrow.parquet.write_table(arrow.table({"id": arrow.array(ids, arrow.string()), "embedding": embedding}), path)
+    columns = {"id": arrow.array(ids, arrow.string()), "embedding": embedding}
+    arrow.parquet.write_table(arrow.table(columns, metadata={"jaxcal": json.dumps(origin)}), path)
 
 
 def _create_beside(target: Path) -> Path:

@@ -136,7 +136,7 @@ def test_no_texts_give_no_vectors(checkpoint, tmp_path, capsys):
     argv = ["encode", "--model", str(checkpoint), "--input", str(tmp_path / "empty.txt")]
     assert main([*argv, "--output", str(tmp_path / "a.npy")]) == 0
     assert np.load(tmp_path / "a.npy").shape == (0, 32)
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'a.npy'}: 0 vectors of width 32\n"
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'a.npy'}: 0 vectors of width 32; commit local\n"
 
 
 def test_the_log_goes_to_stderr_and_ends_with_the_command(checkpoint, tmp_path, capsys):

@@ -359,3 +359,11 @@ def test_malformed_calibrations_are_refused(tmp_path, unchecked, content, error,
     with pytest.raises(error) as caught:
         load_calibration(path)
     assert str(path) in str(caught.value) and message in str(caught.value)
+
+
+def test_parquet_says_what_made_the_vectors(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    origin = {"model": "a/b", "commit": "c", "calibration": {"strength": 0.5}}
+    write_vectors(tmp_path / "v.parquet", ["x"], np.zeros((1, 3), np.float32), origin)
+    metadata = parquet.read_schema(tmp_path / "v.parquet").metadata
+    assert json.loads(metadata[b"jaxcal"]) == origin

@@ -132,7 +132,7 @@ def load_weights(files: WeightFiles, family: Family, config: EncoderConfig, shap
     if rules.keys() != leaves.keys():
         raise AssertionError(f"weight rules and model differ: {sorted(rules.keys() ^ leaves.keys())}")
     pieces = _match(rules, leaves, sources, config.layers)
-    flat = {name: jax.block_until_ready(jnp.asarray(_fill(leaf, pieces[name]))) for name, leaf in leaves.items()}
+    flat = {name: jnp.asarray(_fill(leaf, pieces[name])) for name, leaf in leaves.items()}
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), list(flat.values()))
 
 
@@ -159,7 +159,9 @@ def _index(
     bare: dict[str, _Source] = {}
     for name, source in sources.items():
         if bare.setdefault(name.removeprefix(prefix), source) is not source:
-            raise WeightMismatch(f"the checkpoint holds {name.removeprefix(prefix)} with and without {prefix!r} before.")
+            raise WeightMismatch(
+                f"the checkpoint holds {name.removeprefix(prefix)} with and without {prefix!r} before."
+            )
     return {
         name: source
         for name, source in bare.items()
