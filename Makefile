@@ -17,7 +17,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 # The newest jax and flax need 3.12. A pyenv shim may be on PATH without a Python behind it, so each is tried.
 LATEST := .venv-latest
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
-LATEST_PYTHON = $(shell for python in python3.13 python3.12 $(PYENV)/3.13*/bin/python $(PYENV)/3.12*/bin/python; do \
+LATEST_PYTHON = $(shell for python in python3.12 python3.13 $(PYENV)/3.12*/bin/python $(PYENV)/3.13*/bin/python; do \
   $$python -c '' 2>/dev/null && echo $$python && break; done)
 
 # A package that carries the weights of all-MiniLM-L6-v2: a real checkpoint without a hub. What it depends on is in the

@@ -51,7 +51,7 @@ def specials_of(kind: str) -> tuple[dict[str, int], str | None, str]:
 
 
 def make_config(kind: str, **changes: Any) -> dict[str, Any]:
-    """A `config.json` in the spelling of transformers 5; `gte-original` gives the native twin with the same positions."""
+    """A `config.json` in the spelling of transformers 5; `gte-original` gives the native twin of the same positions."""
     config: dict[str, Any] = {
         "vocab_size": 80,
         "hidden_size": 32,

@@ -1,8 +1,8 @@
 """The calibrated forward pass against a torch model whose attention rows are edited by a rule written out in numpy.
 
-The grid covers families, poolings, special-token policies, isolation, layers, strengths (one number, per layer, per layer
-and head) and basket sizes, on texts around every boundary of the rule: content of B - 1, B and B + 1 tokens, a partial
-last basket, one token, texts of one basket and of many.
+The grid covers families, poolings, special-token policies, isolation, layers, strengths (one number, per layer, per
+layer and head) and basket sizes, on texts around every boundary of the rule: content of B - 1, B and B + 1 tokens, a
+partial last basket, one token, texts of one basket and of many.
 """
 
 import jax

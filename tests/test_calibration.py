@@ -1,4 +1,4 @@
-"""The row operator against a rule written out in numpy, its invariants and derivatives, and what Calibration refuses."""
+"""The row operator against a rule written out in numpy, its invariants and derivatives; what Calibration refuses."""
 
 import dataclasses
 import functools

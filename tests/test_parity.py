@@ -1,4 +1,4 @@
-"""The plain forward pass against the models of transformers, in float32: every family, layout, pooling and padding side."""
+"""The plain forward pass against the models of transformers, float32: each family, layout, pooling, padding side."""
 
 import json
 

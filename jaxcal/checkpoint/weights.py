@@ -158,10 +158,9 @@ def _index(
     prefix = next((prefix for prefix in prefixes if prefix + anchor in sources), "")
     bare: dict[str, _Source] = {}
     for name, source in sources.items():
-        if bare.setdefault(name.removeprefix(prefix), source) is not source:
-            raise WeightMismatch(
-                f"the checkpoint holds {name.removeprefix(prefix)} with and without {prefix!r} before."
-            )
+        stem = name.removeprefix(prefix)
+        if bare.setdefault(stem, source) is not source:
+            raise WeightMismatch(f"the checkpoint holds {stem} with and without {prefix!r} before it.")
     return {
         name: source
         for name, source in bare.items()

@@ -45,7 +45,7 @@ def read_config(raw: Mapping[str, Any]) -> BertConfig:
     if max_tokens < 1:
         raise UnsupportedCheckpoint(f"config.json has max_position_embeddings = {rows}, which serves no token at all.")
     config = BertConfig(
-        vocab_size=fields.integer("vocab_size", 30522),
+        vocab_size=fields.integer("vocab_size", 50265 if family == "roberta" else 30522),
         width=width,
         feed_forward=fields.integer("intermediate_size", 3072),
         layers=fields.integer("num_hidden_layers", 12),

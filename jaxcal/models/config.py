@@ -84,10 +84,20 @@ class ConfigReader:
 
     def number(self, name: str, default: float) -> float:
         """A finite number above zero; `default` stands for a missing or null field."""
-        value = self.value(name, default)
+        return self.positive(name, self.value(name, default))
+
+    def positive(self, name: str, value: Any) -> float:
+        """The value as a float, if it is a finite number above zero."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise self._refusal(name, value, "a number above zero")
         return float(value)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """A group of fields; a missing or null one is empty."""
+        value = self.value(name, {})
+        if not isinstance(value, dict):
+            raise self._refusal(name, value, "an object")
+        return value
 
     def value(self, name: str, default: Any = None) -> Any:
         """The raw value, or `default` where the field is missing or null."""
@@ -141,19 +151,19 @@ def read_rope(fields: ConfigReader, default_base: float, kinds: Collection[str],
     Raises:
         UnsupportedCheckpoint: if the kind is not among `kinds`, or has settings the port does not know.
     """
-    settings = dict(fields.value("rope_parameters", {}))
-    base = settings.pop("rope_theta", None) or fields.value("rope_theta", default_base)
-    fields.value("rope_theta")
-    settings = {**dict(fields.value("rope_scaling", {})), **settings}
-    kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
-    settings.pop("type", None)
-    factor = settings.pop("factor", 1.0)
+    settings = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+    base, own_base = fields.number("rope_theta", default_base), settings.pop("rope_theta", None)
+    base = base if own_base is None else fields.positive("rope_theta", own_base)
+    named = [settings.pop(name, None) for name in ("rope_type", "type")]
+    kind = next(filter(None, named), "default")
+    factor = settings.pop("factor", None)
     extra = {name: value for name, value in settings.items() if value is not None}
     if kind not in kinds or extra:
         raise UnsupportedCheckpoint(
             f"config.json asks for rotary positions of the kind {kind!r} with {extra or 'no'} further settings; "
             f"implemented: {', '.join(sorted(kinds))}, with a base and a factor only."
         )
-    if kind == "ntk":
-        return Rope(base * factor, factor ** (2 / head_width))
-    return Rope(base, factor if kind == "linear" else 1.0)
+    if kind == "default":
+        return Rope(base)
+    factor = fields.positive(f"the factor of {kind!r} rotary positions", factor)
+    return Rope(base * factor, factor ** (2 / head_width)) if kind == "ntk" else Rope(base, factor)

@@ -54,12 +54,15 @@ def read_config(raw: Mapping[str, Any]) -> Qwen3Config:
     kv_heads = fields.integer("num_key_value_heads", 32)
     if heads % kv_heads:
         raise UnsupportedCheckpoint(
-            f"config.json has {heads} attention heads, which {kv_heads} key/value heads cannot share."
+            f"config.json has num_attention_heads = {heads}, which num_key_value_heads = {kv_heads} does not divide."
         )
     layers = fields.integer("num_hidden_layers", 32)
-    kinds = fields.value("layer_types", ["full_attention"] * layers)
-    if set(kinds) != {"full_attention"} or len(kinds) != layers:
-        raise UnsupportedCheckpoint(f"config.json has layer_types = {kinds}; only full_attention is implemented.")
+    full = ["full_attention"] * layers
+    kinds = fields.value("layer_types", full)
+    if kinds != full:
+        raise UnsupportedCheckpoint(
+            f"config.json has layer_types = {kinds}; implemented: full_attention for all num_hidden_layers = {layers}."
+        )
     head_width = fields.integer("head_dim", 128)
     config = Qwen3Config(
         vocab_size=fields.integer("vocab_size", 151936),
