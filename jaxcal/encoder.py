@@ -93,7 +93,7 @@ def _length_limit(max_length: int | None, settings: EncoderSettings, config: Enc
     if max_length is None:
         return min(settings.max_length or config.max_tokens, config.max_tokens)
     least = max(special, 1)  # truncation keeps the special tokens
-    if not isinstance(max_length, int) or not least <= max_length <= config.max_tokens:
+    if not isinstance(max_length, int) or isinstance(max_length, bool) or not least <= max_length <= config.max_tokens:
         raise InvalidSetting(f"max_length is {max_length!r}; this model takes {least} to {config.max_tokens} tokens.")
     return max_length
 
@@ -212,7 +212,7 @@ class Encoder:
             InvalidCalibration, InvalidSetting: if an option has no meaning for this model.
         """
         single = isinstance(texts, str)
-        listed = [texts] if isinstance(texts, str) else _checked_texts(texts)
+        listed = _checked_texts([texts] if isinstance(texts, str) else texts)
         started = time.perf_counter()
         ids, truncated = self._tokenize(listed, self._default_prompt() if prompt is None else prompt)
         vectors = self._encode(ids, calibration, truncate_dim, batch_tokens, show_progress, truncated, started)
@@ -351,6 +351,8 @@ class Encoder:
     def _tokenize(self, texts: list[str], prompt: str) -> tuple[list[np.ndarray], int]:
         if prompt and not self.settings.include_prompt and self.settings.pooling != "last":
             raise InvalidSetting("this checkpoint leaves prompts out of its pooling, which jaxcal does not implement.")
+        if not isinstance(prompt, str):
+            raise InvalidSetting(f"prompt is {prompt!r}; it must be a string.")
         self._tokenizer.enable_truncation(self.max_length)
         ids, truncated = [], 0
         for start in range(0, len(texts), _PORTION):
@@ -359,6 +361,11 @@ class Encoder:
                 if not encoding.ids:
                     raise InvalidInput(
                         f"text {start + offset} gives no token at all; this tokenizer adds no special tokens."
+                    )
+                if max(encoding.ids) >= self.config.vocab_size:
+                    raise InvalidInput(
+                        f"text {start + offset} has a token beyond the model's vocabulary of {self.config.vocab_size}; "
+                        "tokenizer and weights do not belong together."
                     )
                 ids.append(np.asarray(encoding.ids, np.int32))
                 truncated += bool(encoding.overflowing)
@@ -377,7 +384,8 @@ class Encoder:
 
     def _checked_dimension(self, truncate_dim: int | None) -> int:
         dimension = truncate_dim or self.settings.truncate_dim or self.dimension
-        if not isinstance(dimension, int) or not 1 <= dimension <= self.dimension or truncate_dim == 0:
+        whole = isinstance(dimension, int) and not isinstance(dimension, bool)
+        if not whole or not 1 <= dimension <= self.dimension or truncate_dim == 0:
             raise InvalidSetting(f"truncate_dim is {truncate_dim!r}; this model has 1 to {self.dimension} dimensions.")
         return dimension
 
