@@ -75,6 +75,7 @@ class Statistics:
     tokens: int  # real ones
     computed_tokens: int  # with padding
     truncated: int  # texts cut at the maximum length
+    too_short: int  # texts below one basket, left as the uncalibrated model has them
     shapes: int  # different batch shapes met
     compilations: int
     seconds: float

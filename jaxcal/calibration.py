@@ -36,7 +36,7 @@ SPECIAL_TOKENS: tuple[SpecialTokens, ...] = ("equal", "keep")
 _ENDS = frozenset({"first", "last"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """How attention is calibrated: the pooling token's row, in the last layers, towards equal shares per basket.
 
@@ -44,7 +44,8 @@ class Calibration:
 
     Attributes:
         strength: blend between the original row (0) and equal shares (1): a number, or an array [L'] with one value per
-            calibrated layer (first calibrated layer first), or [L', H] per layer and query head.
+            calibrated layer (first calibrated layer first), or [L', H] per layer and query head. (`calibrate_rows`,
+            which knows no layers, takes a number or one per head.)
         basket_size: content tokens per basket, at least 1. A text with fewer content tokens stays uncalibrated.
         layers: the calibrated layers, always the last ones: "last-50%" (half of them, rounded down, at least one),
             "last", "all", or a number of layers.
@@ -71,6 +72,19 @@ class Calibration:
             raise InvalidCalibration(f"special_tokens is {self.special_tokens!r}; it must be 'equal' or 'keep'.")
         if self.isolate is not None:
             object.__setattr__(self, "isolate", _checked_ends(self.isolate))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Calibration):
+            return NotImplemented
+        static = (self.layers, self.special_tokens, self.isolate) == (other.layers, other.special_tokens, other.isolate)
+        return (
+            static
+            and np.array_equal(self.strength, other.strength)
+            and np.array_equal(self.basket_size, other.basket_size)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.layers, self.special_tokens, self.isolate))
 
     def replace(self, **changes: Any) -> "Calibration":
         """A copy with some fields changed, checked like a new one."""
@@ -140,11 +154,11 @@ def _checked_strength(strength: Any) -> Any:
         values = np.asarray("not numbers")
     if values.dtype.kind not in "fiu" and values.dtype != jnp.bfloat16:
         raise InvalidCalibration(f"strength is {strength!r}; it must be a number in [0, 1], or an array of them.")
-    numbers = values.astype(np.float32)
+    numbers = values.astype(np.float64)
     if not np.all((numbers >= 0) & (numbers <= 1)):
         raise InvalidCalibration(f"strength is {strength!r}; every value must lie in [0, 1].")
     if isinstance(strength, list | tuple):
-        return numbers
+        return numbers.astype(np.float32)
     return float(strength) if values.ndim == 0 and not isinstance(strength, jax.Array) else strength
 
 
@@ -315,15 +329,18 @@ def calibrate_rows(
         pooling: "first", "last" or "mean".
 
     Returns:
-        Rows of the same shape and dtype, with zeros on padding columns.
+        Rows of the same shape, with zeros on padding columns; in the attention's type, or float32 for float64 where JAX
+        does not have it enabled.
 
     Raises:
-        InvalidCalibration: if the pooling is unknown, or the shapes of attention, mask and strength do not belong
-            together.
+        InvalidCalibration: if the pooling is unknown, the attention is not floating point, or the shapes of attention,
+            mask and strength do not belong together.
     """
     if pooling not in POOLINGS:
         raise InvalidCalibration(f"pooling is {pooling!r}; it must be 'first', 'last' or 'mean'.")
     attention, mask = jnp.asarray(attention), jnp.asarray(mask).astype(bool)
+    if not jnp.issubdtype(attention.dtype, jnp.floating):
+        raise InvalidCalibration(f"attention is of the type {attention.dtype}; softmax rows are floating point.")
     if mask.ndim != 2:
         raise InvalidCalibration(f"mask has the shape {mask.shape}; it must be [texts, tokens].")
     n, t = mask.shape
@@ -350,8 +367,3 @@ def _calibrate_rows(attention: Array, mask: Array, calibration: Calibration, poo
     if pooling == "mean":
         return jnp.where(mask[:, None, :, None], blended, attention)
     return blended
-
-
-def minimum_tokens(basket_size: Any, isolate: frozenset[str]) -> Any:
-    """The shortest text, in tokens, that is calibrated at all: one full basket beside the isolated tokens."""
-    return basket_size + len(isolate)

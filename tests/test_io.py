@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 from jaxcal.calibration import Calibration
-from jaxcal.errors import InvalidCalibration, InvalidInput, InvalidSetting, MissingDependency
-from jaxcal.io import TextFile, atomic, check_output, load_calibration, read_texts, write_vectors
+from jaxcal.errors import CheckpointNotFound, InvalidCalibration, InvalidInput, InvalidSetting, MissingDependency
+from jaxcal.io import (
+    TextFile,
+    atomic,
+    check_output,
+    check_writable,
+    load_calibration,
+    make_folder,
+    read_texts,
+    write_vectors,
+)
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "calibrations"
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -283,6 +292,10 @@ def test_an_output_is_checked_without_touching_it(tmp_path):
     assert (tmp_path / "old.npy").read_text() == "old" and os.listdir(tmp_path) == ["old.npy"]
 
 
+def _refuse(*args):
+    raise PermissionError(13, "Permission denied")
+
+
 def test_impossible_outputs_are_refused(tmp_path, monkeypatch):
     (tmp_path / "folder.npy").mkdir()
     file(tmp_path, "file", "")
@@ -299,12 +312,62 @@ def test_impossible_outputs_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InvalidSetting, match="cannot be written"), atomic(tmp_path / "nowhere" / "a.json"):
         pass
 
-    def refuse(*args):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no permission stops
+    monkeypatch.setattr(os, "open", _refuse)  # the tests may run as root, whom no permission stops
     with pytest.raises(InvalidSetting, match=r"a\.npy cannot be written: Permission denied"):
         check_output(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.png", "a", "a.npy.json"])
+def test_any_output_is_checked_without_touching_it(tmp_path, name):
+    check_writable(tmp_path / name)
+    assert not os.listdir(tmp_path)
+    check_writable(str(file(tmp_path, name, "old")))
+    assert (tmp_path / name).read_text() == "old" and os.listdir(tmp_path) == [name]
+
+
+def test_any_impossible_output_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "v.npy.json").mkdir()
+    file(tmp_path, "file", "")
+    for path, message in {
+        "folder": "folder is not a file that could be replaced",
+        "nowhere/a.json": "nowhere/a.json cannot be written: No such file or directory",
+        "file/a.json": "file/a.json cannot be written: Not a directory",
+        "a" * 300: "cannot be written: File name too long",
+    }.items():
+        with pytest.raises(InvalidSetting) as error:
+            check_writable(tmp_path / path)
+        assert message in str(error.value)
+    with pytest.raises(InvalidSetting, match=r"v\.npy\.json is not a file"):
+        check_output(tmp_path / "v.npy")
+    monkeypatch.setattr(os, "open", _refuse)
+    with pytest.raises(InvalidSetting, match=r"a\.json cannot be written: Permission denied"):
+        check_writable(tmp_path / "a.json")
+
+
+def test_atomic_refuses_a_folder_in_its_place_and_passes_our_errors_on(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(InvalidSetting, match=r"a\.json cannot be written: Is a directory"), atomic(tmp_path / "a.json"):
+        pass
+    with pytest.raises(InvalidSetting, match=r"b\.json cannot be written: No space"), atomic(tmp_path / "b.json"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(CheckpointNotFound, match="no model"), atomic(tmp_path / "b.json"):
+        raise CheckpointNotFound("no model")
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_folders_are_made_with_their_parents(tmp_path, monkeypatch):
+    for _ in range(2):
+        make_folder(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+    file(tmp_path, "file", "")
+    for path, message in {
+        "file": "File exists",
+        "file/a": "Not a directory",
+        "a/" + "b" * 300: "name too long",
+    }.items():
+        with pytest.raises(InvalidSetting, match=f"cannot be made a folder: .*{message}"):
+            make_folder(tmp_path / path)
 
 
 # --- calibrations -----------------------------------------------------------------------------------------------------
@@ -359,6 +422,19 @@ def test_malformed_calibrations_are_refused(tmp_path, unchecked, content, error,
     with pytest.raises(error) as caught:
         load_calibration(path)
     assert str(path) in str(caught.value) and message in str(caught.value)
+
+
+def test_a_file_beside_npy_says_what_made_the_vectors(tmp_path, monkeypatch):
+    origin = {"model": "a/b", "commit": None, "calibration": {"strength": 0.5}}
+    write_vectors(tmp_path / "v.npy", ["a", "b"], VECTORS, origin)
+    assert sorted(os.listdir(tmp_path)) == ["v.npy", "v.npy.json"]
+    assert json.loads((tmp_path / "v.npy.json").read_text()) == origin
+    assert np.array_equal(np.load(tmp_path / "v.npy"), VECTORS)
+    monkeypatch.setattr("numpy.save", _refuse)
+    with pytest.raises(InvalidSetting):
+        write_vectors(tmp_path / "v.npy", ["a", "b"], VECTORS, {"model": "c/d"})
+    assert json.loads((tmp_path / "v.npy.json").read_text()) == origin
+    assert sorted(os.listdir(tmp_path)) == ["v.npy", "v.npy.json"]
 
 
 def test_parquet_says_what_made_the_vectors(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxcal.checkpoint.modules import POOLING_BY_FAMILY, SENTENCE_CONFIGS, EncoderSettings, read_modules
+from jaxcal.checkpoint.files import SENTENCE_CONFIGS
+from jaxcal.checkpoint.modules import POOLING_BY_FAMILY, EncoderSettings, read_modules
 from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedCheckpoint
 
 CONFIG = {"model_type": "bert", "hidden_size": 8}
@@ -287,7 +288,7 @@ def test_the_smallest_limit_wins_and_is_named(tmp_path, caplog, sentence, tokeni
     with caplog.at_level(logging.INFO, "jaxcal"):
         found = read_modules(tmp_path, CONFIG, position_limit=position)
     assert (found.max_length, found.max_length_source) == (length, source)
-    assert any((source or "nowhere") in record.getMessage() for record in caplog.records)
+    assert not caplog.records  # the caller may choose another limit, so telling is left to whoever knows the choice
     assert found.max_length is None or type(found.max_length) is int
 
 

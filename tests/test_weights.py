@@ -200,6 +200,15 @@ def test_overflow_of_half_precision_is_named(tmp_path):
     assert jaxcal.load(tmp_path, dtype="bfloat16").params["layers"]["up"]["kernel"].max() > 9e4
 
 
+def test_overflow_of_bfloat16_is_not_cured_by_bfloat16(tmp_path):
+    def edit(tensors):
+        tensors["encoder.layer.1.intermediate.dense.weight"][0, 0] = 3.4e38
+
+    change(small(tmp_path).folder, edit)
+    with pytest.raises(WeightMismatch, match=r"overflows bfloat16; load with dtype='float32'\.$"):
+        jaxcal.load(tmp_path, dtype="bfloat16")
+
+
 def test_overflow_of_norms_does_not_happen(tmp_path):
     """Norms stay float32 whatever the type asked for."""
 
@@ -268,6 +277,16 @@ def test_torch_files_that_hold_no_weights(tmp_path, content):
         torch.save(saved[content], file)
     with pytest.raises(CorruptCheckpoint, match=r"pytorch_model\.bin"):
         jaxcal.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about its own old format
+def test_torch_files_from_before_the_zip_format(tmp_path):
+    torch = pytest.importorskip("torch")
+    small(tmp_path, torch_file=True)
+    expected = jaxcal.load(tmp_path).params
+    file = tmp_path / "pytorch_model.bin"
+    torch.save(torch.load(file, weights_only=True), file, _use_new_zipfile_serialization=False)
+    jax.tree.map(np.testing.assert_array_equal, jaxcal.load(tmp_path).params, expected)
 
 
 def test_safetensors_come_before_torch_files(tmp_path):

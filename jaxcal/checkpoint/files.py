@@ -1,15 +1,16 @@
 """The files of a checkpoint folder: small ones read, weights listed, with errors that name the file and the place."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
-from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint
+from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint, JaxcalError
 
 Format = Literal["safetensors", "torch"]
 
@@ -28,6 +29,12 @@ TOKENIZER_FILES = (
     *VOCABULARIES,
 )
 
+SENTENCE_CONFIGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The options of the encoder module, under the names that versions of sentence-transformers gave the file."""
+
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -39,11 +46,26 @@ class WeightFiles:
     paths: tuple[Path, ...]
 
 
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """A file that the system refuses to give is no bug of ours: `CheckpointNotFound` with its path."""
+    try:
+        yield
+    except JaxcalError:  # some of them are OSErrors too
+        raise
+    except OSError as error:
+        raise CheckpointNotFound(
+            f"{error.filename or 'A file of the checkpoint'} cannot be read: {error.strerror or error}; check its"
+            " permissions and those of its folders, or give another folder."
+        ) from error
+
+
+@os_errors()
 def read_json(path: Path, expect: type = dict) -> Any:
     """The content of a JSON file, which must be of type `expect` (dict or list).
 
-    Raises `CheckpointNotFound` if there is no such file, `CorruptCheckpoint` if it is not JSON (with line and column),
-    not UTF-8, or of another type.
+    Raises `CheckpointNotFound` if there is no such file or it may not be read, `CorruptCheckpoint` if it is not JSON
+    (with line and column), not UTF-8, or of another type.
     """
     path = Path(path)
     if not path.is_file():
@@ -67,6 +89,7 @@ def read_json(path: Path, expect: type = dict) -> Any:
     return content
 
 
+@os_errors()
 def read_json_if_present(path: Path, expect: type = dict) -> Any:
     """Like `read_json`, but an empty `expect()` where the file does not exist."""
     return read_json(path, expect) if Path(path).is_file() else expect()
@@ -100,6 +123,7 @@ def is_lfs_pointer(path: Path) -> bool:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
+@os_errors()
 def weight_files(folder: str | os.PathLike[str]) -> WeightFiles:
     """The weights of a folder: model.safetensors, else its index, else pytorch_model.bin, else its index.
 

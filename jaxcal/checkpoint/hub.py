@@ -7,38 +7,39 @@ repository has no such file" from "it was never downloaded", and knows which con
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jaxcal.checkpoint.files import (
+    SENTENCE_CONFIGS,
     TOKENIZER_FILES,
     VOCABULARIES,
     WEIGHTS,
-    WeightFiles,
     is_inside,
     module_configs,
     no_weights,
+    os_errors,
     read_json,
-    sha256,
     weight_files,
     weight_names,
 )
-from jaxcal.errors import CheckpointNotFound, JaxcalError
+from jaxcal.errors import CheckpointNotFound, JaxcalError, MissingDependency
 
-__all__ = ["Checkpoint", "WeightFiles", "resolve", "sha256", "weight_files"]
-
-log = logging.getLogger("jaxcal")
+logger = logging.getLogger("jaxcal")
 
 MODULE_FILES = ("modules.json", "config_sentence_transformers.json")
 
-_SENTENCE_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+# What the hub allows: owner and model of 96 characters at most, with letters, digits or underscores at their ends.
+_PART = r"\w(?:[\w.-]{0,94}\w)?"
+_REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}(?:/{_PART})?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONVERTER = "SFconvertbot"
 
@@ -64,6 +65,7 @@ class _Unreachable(Exception):
     """The hub gave no answer; the cache may still have everything."""
 
 
+@os_errors()
 def resolve(name: str | os.PathLike[str], *, revision: str | None = None, local_files_only: bool = False) -> Checkpoint:
     """Find the files of a checkpoint, downloading what the cache lacks.
 
@@ -73,13 +75,13 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None, local_
     exactly these weights. If the hub cannot be reached, a complete copy in the cache is used, with a warning.
 
     Raises `CheckpointNotFound` with the cause: no such repository or revision, access denied, no connection and an
-    incomplete cache, a missing file. Raises `CorruptCheckpoint` for module and index files that cannot be read.
+    incomplete cache, a missing file, a cache that cannot be written. Raises `CorruptCheckpoint` for module and index
+    files that cannot be read, `MissingDependency` before PyTorch weights are downloaded that nothing here could read.
     """
-    folder = Path(name).expanduser()
     name = os.fspath(name)
-    if name and folder.is_dir():
+    if folder := _existing_folder(name):
         return _from_folder(name, folder, revision)
-    if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
+    if not _REPOSITORY.fullmatch(name):
         raise CheckpointNotFound(
             f"{name!r} is neither an existing folder nor a hub id (owner/model); check the path or the spelling."
         )
@@ -94,7 +96,7 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None, local_
             found = _from_cache(name, revision)
         except CheckpointNotFound as miss:
             raise CheckpointNotFound(f"The hub cannot be reached ({cause}); and offline: {miss}") from cause
-        log.warning("The hub cannot be reached (%s); using the cached commit %s of %s.", cause, found.commit, name)
+        logger.warning("The hub cannot be reached (%s); using the cached commit %s of %s.", cause, found.commit, name)
         return found
 
 
@@ -102,11 +104,23 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None, local_
 
 
 def _small_files(available: Iterable[str]) -> list[str]:
-    fixed = {"config.json", *TOKENIZER_FILES, *MODULE_FILES}
-    return sorted(file for file in available if file in fixed or _SENTENCE_CONFIG.fullmatch(file))
+    fixed = {"config.json", *TOKENIZER_FILES, *MODULE_FILES, *SENTENCE_CONFIGS}
+    return sorted(file for file in available if file in fixed)
 
 
 # --- a folder ---------------------------------------------------------------------------------------------------------
+
+
+def _existing_folder(name: str) -> Path | None:
+    try:
+        folder = Path(name).expanduser()
+        return folder if name and folder.is_dir() else None
+    except RuntimeError:  # "~somebody" without such a user
+        return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
 
 
 def _from_folder(name: str, folder: Path, revision: str | None) -> Checkpoint:
@@ -116,7 +130,7 @@ def _from_folder(name: str, folder: Path, revision: str | None) -> Checkpoint:
             " (in a hub cache: snapshots/<commit> of the model)."
         )
     if revision is not None:
-        log.warning("%s is a local folder; revision %r does not apply to it and is ignored.", name, revision)
+        logger.warning("%s is a local folder; revision %r does not apply to it and is ignored.", name, revision)
     return Checkpoint(name, folder, folder)
 
 
@@ -150,9 +164,7 @@ def _missing(name: str, revision: str | None, file: str) -> CheckpointNotFound:
 
 def _from_cache(name: str, revision: str | None) -> Checkpoint:
     """The checkpoint as the cache has it, without any request."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    config = _cached(name, "config.json", revision)
     if not isinstance(config, str):
         raise _missing(name, revision, "config.json")
     folder = Path(config).parent
@@ -179,11 +191,17 @@ def _from_cache(name: str, revision: str | None) -> Checkpoint:
     return Checkpoint(name, folder, folder, folder.name)
 
 
-def _known_absent(name: str, folder: Path, file: str) -> bool:
-    """Whether the repository is known not to have a file that its cached snapshot lacks."""
+def _cached(name: str, file: str, revision: str | None) -> Any:
+    """The path of a cached file, a mark of its absence from the repository, or None if the cache knows nothing."""
     from huggingface_hub import try_to_load_from_cache
 
-    marked = try_to_load_from_cache(name, file, revision=folder.name)
+    with _hub_errors(name, revision, file):
+        return try_to_load_from_cache(name, file, revision=revision)
+
+
+def _known_absent(name: str, folder: Path, file: str) -> bool:
+    """Whether the repository is known not to have a file that its cached snapshot lacks."""
+    marked = _cached(name, file, folder.name)
     # Only a download of the whole repository fetches .gitattributes; such a snapshot lacks nothing.
     return (marked is not None and not isinstance(marked, str)) or (folder / ".gitattributes").exists()
 
@@ -226,7 +244,7 @@ def _from_record(name: str, commit: str) -> Checkpoint | None:
         return None
     weights = record["weights"]
     if weights["revision"]:
-        log.info("Weights of %s come from %s (commit %s).", name, weights["revision"], weights["commit"])
+        logger.info("Weights of %s come from %s (commit %s).", name, weights["revision"], weights["commit"])
     origin = _snapshot(name, weights["commit"] or commit)
     return Checkpoint(name, _snapshot(name, commit), origin, commit, weights["revision"], weights["commit"])
 
@@ -273,9 +291,15 @@ def _weights_from_hub(name: str, commit: str, files: dict[str, str | None]) -> d
     for reference, pull, converted in _conversions(name, files):
         if names := _download_weights(name, pull, converted, WEIGHTS["safetensors"]):
             origin = f"the safetensors copy of its conversion pull request {reference} (commit {pull})"
-            log.warning("%s has only PyTorch weights at commit %s; taking %s.", name, commit, origin)
+            logger.warning("%s has only PyTorch weights at commit %s; taking %s.", name, commit, origin)
             return {"files": names, "commit": pull, "revision": reference}
-    log.warning("%s has neither safetensors weights nor a usable conversion pull request; taking %s.", name, single)
+    if find_spec("torch") is None:
+        raise MissingDependency(
+            f"{name} has only PyTorch weights at commit {commit}, and torch is not installed. Install torch; or convert"
+            " them to model.safetensors elsewhere and give the folder; or look for a pull request of the repository"
+            " that has safetensors, and give revision='refs/pr/N'."
+        )
+    logger.warning("%s has neither safetensors weights nor a usable conversion pull request; taking %s.", name, single)
     return {"files": _download_weights(name, commit, files, single), "commit": None, "revision": None}
 
 
@@ -308,7 +332,7 @@ def _conversions(name: str, files: dict[str, str | None]) -> Iterator[tuple[str,
         info = _info(name, reference)
         converted = _blobs(info)
         if {file: converted.get(file) for file in _torch_files(files)} != _torch_files(files):
-            log.warning("%s of %s converts other weights than the requested revision has; ignored.", reference, name)
+            logger.warning("%s of %s converts other weights than the requested revision has; ignored.", reference, name)
             continue
         yield reference, info.sha, converted
 
@@ -329,7 +353,7 @@ def _pull_requests(name: str) -> list[Any]:
             # Owners can switch discussions off, and mirrors often lack them: then there is no pull request to find.
             status = error.response.status_code
             if status in (404, 410) or (status == 403 and "discussions are disabled" in str(error).lower()):
-                log.info("%s has no pull requests to look through (HTTP %d).", name, status)
+                logger.info("%s has no pull requests to look through (HTTP %d).", name, status)
                 return []
             raise
 
@@ -392,6 +416,10 @@ def _translate(error: Exception, name: str, revision: str, what: str) -> Excepti
         reason = f"was refused by the hub with HTTP {status} ({first}), {cached}"
     elif "FileMetadataError" in kinds or isinstance(error, (hub.HFValidationError, json.JSONDecodeError)):
         reason = f"got an answer that is not the hub's ({first}): check HF_ENDPOINT and the network"
+    elif isinstance(error, OSError) or type(error) is RuntimeError:  # the latter is how the Xet client reports it
+        cache = _storage(name).parent
+        reason = f"could not be stored in or read from {cache} ({first}): check space and permissions there, or set"
+        reason += " HF_HUB_CACHE to another folder"
     else:
         return None
     return CheckpointNotFound(f"Could not get {what} of {name} (revision {revision}): the repository {reason}.")

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxcal.checkpoint.files import module_configs, read_json, read_json_if_present
+from jaxcal.checkpoint.files import SENTENCE_CONFIGS, module_configs, os_errors, read_json, read_json_if_present
 from jaxcal.errors import CorruptCheckpoint, UnsupportedCheckpoint
 
-log = logging.getLogger("jaxcal")
+logger = logging.getLogger("jaxcal")
 
 Pooling = Literal["first", "last", "mean"]
 
@@ -29,11 +29,6 @@ POOLING_BY_FAMILY: dict[str, Pooling] = {
     "qwen3": "last",
 }
 """Pooling assumed, without normalisation, where there is no modules.json; the default of sentence-transformers."""
-
-SENTENCE_CONFIGS = tuple(
-    f"sentence_{family}_config.json"
-    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 
 _POOLINGS: dict[str, Pooling] = {"cls": "first", "lasttoken": "last", "mean": "mean"}
 _OLD_POOLINGS = {
@@ -72,6 +67,7 @@ class EncoderSettings:
     truncate_dim: int | None = None
 
 
+@os_errors()
 def read_modules(
     folder: str | os.PathLike[str], config: Mapping[str, Any], *, position_limit: int | None = None
 ) -> EncoderSettings:
@@ -126,7 +122,7 @@ def _assumed(folder: Path, config: Mapping[str, Any], position_limit: int | None
     unread = [name for name in (*SENTENCE_CONFIGS, "config_sentence_transformers.json") if (folder / name).is_file()]
     doubt = f" {', '.join(unread)} there not read: an incomplete copy?" if unread else ""
     guess = f"assuming {pooling} pooling without normalisation, as is usual for model type {family!r}."
-    log.warning("%s has no modules.json: %s%s", folder, guess, doubt)
+    logger.warning("%s has no modules.json: %s%s", folder, guess, doubt)
     max_length, source = _effective_length(folder, "", None, position_limit)
     return EncoderSettings(pooling, normalize=False, max_length=max_length, max_length_source=source)
 
@@ -192,7 +188,7 @@ def _pooling_mode(file: Path, settings: Mapping[str, Any]) -> str:
     if modes is None:
         modes = [mode for key, mode in _OLD_POOLINGS.items() if _flag(file, settings, key, False)]
         if not modes:
-            log.warning("%s switches no pooling mode on; taking mean, as sentence-transformers does.", file)
+            logger.warning("%s switches no pooling mode on; taking mean, as sentence-transformers does.", file)
             return "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
@@ -272,11 +268,8 @@ def _effective_length(
     ]
     known = [(length, source) for length, source in limits if length is not None]
     if not known:
-        log.info("%s limits the length of texts nowhere.", folder)
         return None, None
-    length, source = min(known, key=lambda pair: pair[0])
-    log.info("Texts are cut to %d tokens: %s.", length, source)
-    return length, source
+    return min(known, key=lambda pair: pair[0])
 
 
 def _whole(file: Path, options: Mapping[str, Any], key: str) -> int | None:
@@ -296,4 +289,4 @@ def _flag(file: Path, options: Mapping[str, Any], key: str, default: bool) -> bo
 def _warn_unknown(file: Path, options: Mapping[str, Any], known: Iterable[str]) -> None:
     unknown = sorted(set(options) - set(known))
     if unknown:
-        log.warning("%s has fields that jaxcal does not know and does not apply: %s.", file, ", ".join(unknown))
+        logger.warning("%s has fields that jaxcal does not know and does not apply: %s.", file, ", ".join(unknown))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
 
-from jaxcal.checkpoint.files import VOCABULARIES, is_lfs_pointer, read_json
+from jaxcal.checkpoint.files import VOCABULARIES, is_lfs_pointer, os_errors, read_json
 from jaxcal.errors import CheckpointNotFound, CorruptCheckpoint, MissingDependency, UnsupportedCheckpoint
 
 
+@os_errors()
 def load_tokenizer(folder: str | os.PathLike[str], *, lowercase: bool = False) -> Tokenizer:
     """Load the tokenizer of a folder, without truncation and without padding.
 

@@ -6,6 +6,7 @@ is ever executed.
 """
 
 import fnmatch
+import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -73,7 +74,9 @@ class TorchFile:
                 "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')."
             ) from error
         try:
-            self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            # Before version 1.6 torch wrote no zip archives, and only those can be memory-mapped.
+            mapped = zipfile.is_zipfile(path)
+            self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except Exception as error:  # unpickling errors of many types
             raise CorruptCheckpoint(f"{path} cannot be read as a torch file of weights only ({error}).") from error
         if not isinstance(self._tensors, dict) or not all(torch.is_tensor(value) for value in self._tensors.values()):
@@ -226,5 +229,6 @@ def _check_finite(name: str, stored: np.ndarray, ours: np.ndarray) -> None:
     if all(np.isfinite(np.float32(bound(ours))) for bound in (np.min, np.max)):
         return
     if all(np.isfinite(np.float32(bound(stored))) for bound in (np.min, np.max)):
-        raise WeightMismatch(f"tensor {name} overflows {ours.dtype}; load with dtype='float32' or 'bfloat16'.")
+        wider = "'float32'" if ours.dtype == jnp.bfloat16 else "'float32' or 'bfloat16'"
+        raise WeightMismatch(f"tensor {name} overflows {ours.dtype}; load with dtype={wider}.")
     raise WeightMismatch(f"tensor {name} holds NaN or infinite values; the checkpoint is damaged.")

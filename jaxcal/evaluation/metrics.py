@@ -94,8 +94,8 @@ def gold_ranks(similarities: np.ndarray, gold: np.ndarray, candidates: np.ndarra
 def ndcg(ranks: Ranks, k: int = 10) -> np.ndarray:
     """Compute nDCG@k of each judgement with one gold passage: 1 / log2(1 + rank) up to rank k, else 0; [J].
 
-    Tied candidates share the mean of the gains of the ranks they occupy together, as scikit-learn's `ndcg_score` does
-    (METHOD 7.3); so the order in which passages happen to be stored never counts.
+    Tied candidates share the mean of the gains of the ranks they occupy together, as scikit-learn's `ndcg_score` does;
+    so the order in which passages happen to be stored never counts.
 
     Raises:
         InvalidSetting: k is below 1.

@@ -46,8 +46,8 @@ class Layer(Protocol):
 
 
 @runtime_checkable
-class Encoder(Protocol):
-    """A family's model: embeddings, stacked layers, final norm. Row i of every weight in `layers` is layer i."""
+class Model(Protocol):
+    """A family's encoder: embeddings, stacked layers, final norm. Row i of every weight in `layers` is layer i."""
 
     config: EncoderConfig
     layers: Layer

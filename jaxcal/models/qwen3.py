@@ -51,7 +51,8 @@ def read_config(raw: Mapping[str, Any]) -> Qwen3Config:
     """
     fields = ConfigReader(raw, "qwen3")
     heads = fields.integer("num_attention_heads", 32)
-    kv_heads = fields.integer("num_key_value_heads", 32)
+    # A missing field means 32, but null means one key head per query head.
+    kv_heads = fields.integer("num_key_value_heads", heads if "num_key_value_heads" in raw else 32)
     if heads % kv_heads:
         raise UnsupportedCheckpoint(
             f"config.json has num_attention_heads = {heads}, which num_key_value_heads = {kv_heads} does not divide."

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcal.attention import attend, attend_calibrated, attend_row, calibrated_row
-from jaxcal.calibration import Baskets, Calibration, Pooling, lay_baskets, minimum_tokens
-from jaxcal.models.layers import Angles, Encoder, Layer
+from jaxcal.calibration import Baskets, Calibration, Pooling, lay_baskets
+from jaxcal.models.layers import Angles, Layer, Model
 
 
 class _Batch(NamedTuple):
@@ -45,7 +45,7 @@ class _Calibrated:
         count = calibration.number_of_layers(layers)
         isolate = calibration.isolated(pooling)
         # Texts with less content than one basket are encoded as if there were no calibration (arXiv 2606.02737).
-        enough = jnp.sum(mask, axis=1) >= minimum_tokens(calibration.basket_size, isolate)
+        enough = jnp.sum(mask, axis=1) - len(isolate) >= calibration.basket_size
         strength = calibration.strengths(count, heads)[:, None, :] * enough[None, :, None]
         return cls(calibration, layers - count, strength, lay_baskets(mask, calibration.basket_size, isolate))
 
@@ -62,7 +62,7 @@ def pooled_position(mask: Bool[Array, "n t"], pooling: Pooling) -> Int[Array, " 
 
 
 def forward(
-    model: Encoder,
+    model: Model,
     tokens: Int[Array, "n t"],
     mask: Bool[Array, "n t"],
     pooling: Pooling,
