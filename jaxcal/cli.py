@@ -61,7 +61,7 @@ def encode(
     Args:
         model: a hub id such as BAAI/bge-m3, or a folder with a checkpoint
         input: texts: .txt (one a line), .jsonl (objects with text, perhaps _id and title) or .parquet (such columns)
-        output: vectors: .npy (float32, one row a text) or .parquet (id, embedding)
+        output: vectors: .npy (float32, one row a text; what made them in a .json beside) or .parquet (id, embedding)
         calibration: a calibration in YAML, such as configs/calibrations/paper.yaml
         strength: from 0, attention as it is, to 1, equal attention to all parts of a text
         basket_size: tokens in each of those parts; texts below one basket are never calibrated
