@@ -71,14 +71,14 @@ def pad(
 class Statistics:
     """What one encoding run did; times in seconds."""
 
-    texts: int
-    tokens: int  # real ones
-    computed_tokens: int  # with padding
-    truncated: int  # texts cut at the maximum length
-    too_short: int  # texts below one basket, left as the uncalibrated model has them
-    shapes: int  # different batch shapes met
-    compilations: int
-    seconds: float
+    texts: int = 0
+    tokens: int = 0  # real ones
+    computed_tokens: int = 0  # with padding
+    truncated: int = 0  # texts cut at the maximum length
+    too_short: int = 0  # texts below one basket, left as the uncalibrated model has them
+    shapes: int = 0  # different batch shapes met
+    compilations: int = 0
+    seconds: float = 0.0
 
     @property
     def padding(self) -> float:

@@ -127,9 +127,7 @@ class Encoder:
         self.params, self.config, self.settings = params, config, settings
         self.max_length, self.checkpoint = max_length, checkpoint
         self.compilations = 0
-        self.last_run = Statistics(
-            texts=0, tokens=0, computed_tokens=0, truncated=0, too_short=0, shapes=0, compilations=0, seconds=0.0
-        )
+        self.last_run = Statistics()
         self._definition, self._tokenizer = definition, tokenizer
         self._may_compile = True
         self.dtype = str(params["words"]["embedding"].dtype)
