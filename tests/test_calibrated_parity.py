@@ -45,7 +45,7 @@ GRID = [
     for static in (FULL if name in ("bert first", "bert mean", "qwen3 last") else SOME)
 ]
 # Basket size and strength; "layers" and "heads" stand for arrays made to the number of calibrated layers and heads.
-TRACED = [(3, 0.5), (16, "heads"), (32, 1.0), (32, "layers"), (128, 0.3), (128, 1), (700, 1.0)]
+TRACED = [(3, 0.5), (16, "heads"), (32, 1), (32, "layers"), (128, 0.3), (700, 1.0)]
 
 
 @pytest.fixture(scope="session")
