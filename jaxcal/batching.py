@@ -8,7 +8,8 @@ Axis letters: N texts in a batch, T tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -67,6 +68,11 @@ def pad(
     return tokens, mask
 
 
+def _per_text(kind: type) -> Any:
+    """A field of one value a text, empty before the first run; too long to print, and nothing to tell runs apart by."""
+    return field(default_factory=lambda: np.zeros(0, kind), repr=False, compare=False)
+
+
 @dataclass(frozen=True)
 class Statistics:
     """What one encoding run did; times in seconds."""
@@ -79,6 +85,8 @@ class Statistics:
     shapes: int = 0  # different batch shapes met
     compilations: int = 0
     seconds: float = 0.0
+    lengths: Int[np.ndarray, " n"] = _per_text(np.int32)  # tokens of each text
+    cut: Bool[np.ndarray, " n"] = _per_text(bool)  # which texts were truncated
 
     @property
     def padding(self) -> float:

@@ -17,8 +17,10 @@ from jaxcal.calibration import Calibration
 from jaxcal.checkpoint.files import sha256, weight_files
 from jaxcal.encoder import Encoder, load
 from jaxcal.evaluation.datasets import PositionDataset, load_pydoc_posq
-from jaxcal.evaluation.metrics import SummaryIntervals, bootstrap, ndcg, paired_bootstrap
+from jaxcal.evaluation.metrics import Summary, ndcg
 from jaxcal.evaluation.minilm import MINILM, load_minilm
+from jaxcal.evaluation.resampling import Interval, bootstrap, paired_bootstrap
+from jaxcal.evaluation.search import retrieve
 from jaxcal.io import atomic, check_writable, make_folder
 from jaxcal.plots import plot_positions, require_matplotlib
 from jaxcal.tables import environment, markdown_table
@@ -39,8 +41,8 @@ SETTINGS: Mapping[str, Calibration | None] = {
 class DemoResult:
     """nDCG@10 by answer position, for every setting, and paired differences from the uncalibrated model."""
 
-    scores: dict[str, SummaryIntervals]
-    differences: dict[str, SummaryIntervals]
+    scores: dict[str, Summary[Interval]]
+    differences: dict[str, Summary[Interval]]
     truncated: int  # passages cut at the encoder's maximum length
     seconds: float
 
@@ -91,7 +93,9 @@ def measure(encoder: Encoder, dataset: PositionDataset) -> DemoResult:
     for name, calibration in SETTINGS.items():
         logger.info("encoding %d passages, %s", len(dataset.passages), name)
         passages = encoder.encode_document(dataset.passages, calibration=calibration, show_progress=True)
-        scores[name] = dataset.by_group(ndcg(dataset.ranks(queries, passages), 10))
+        run = retrieve(dataset, queries, passages)
+        ranks = run.ranks(dataset.topics.gold)
+        scores[name] = dataset.by_group(ndcg(ranks, 10)[dataset.topics.of_judgement])
     baseline = next(iter(scores))
     same = dataset.same_queries
     return DemoResult(
@@ -122,7 +126,7 @@ def report(result: DemoResult) -> str:
     return markdown_table(["calibration", *groups, "harmonic mean", "PSI"], rows)
 
 
-def _named(summary: SummaryIntervals) -> dict:
+def _named(summary: Summary[Interval]) -> dict:
     return {
         "groups": {group: interval._asdict() for group, interval in summary.groups.items()},
         "mean": summary.mean._asdict(),

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,12 +28,11 @@ from jaxcal.checkpoint.weights import Params, build, load_weights
 from jaxcal.errors import InvalidInput, InvalidSetting, NotFinite, UnexpectedCompilation
 from jaxcal.models import EncoderConfig, find_family
 from jaxcal.models.stack import forward
+from jaxcal.tokens import checked_texts, count_tokens, tokenize
 
 logger = logging.getLogger("jaxcal")
 
 DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}
-# Texts are tokenised in portions, so that a million of them never stand in memory as the tokenizer's objects.
-_PORTION = 4096
 # Area N T of a batch: a CPU is fastest when activations stay in its caches, an accelerator when it is full.
 _BATCH_TOKENS = {"cpu": 2048}
 _BATCH_TOKENS_ACCELERATOR = 32768
@@ -211,10 +210,10 @@ class Encoder:
             NotFinite: if activations overflow.
         """
         single = isinstance(texts, str)
-        listed = _checked_texts([texts] if isinstance(texts, str) else texts)
+        listed = checked_texts([texts] if isinstance(texts, str) else texts)
         started = time.perf_counter()
-        ids, truncated = self._tokenize(listed, self._default_prompt() if prompt is None else prompt)
-        vectors = self._encode(ids, calibration, truncate_dim, batch_tokens, show_progress, truncated, started)
+        ids, cut = self._tokenize(listed, self._default_prompt() if prompt is None else prompt)
+        vectors = self._encode(ids, calibration, truncate_dim, batch_tokens, show_progress, cut, started)
         return vectors[0] if single else vectors
 
     def encode_ids(
@@ -233,11 +232,16 @@ class Encoder:
         """
         started = time.perf_counter()
         checked = [self._checked_ids(index, text) for index, text in enumerate(ids)]
-        return self._encode(checked, calibration, truncate_dim, batch_tokens, show_progress, 0, started)
+        cut = np.zeros(len(checked), bool)
+        return self._encode(checked, calibration, truncate_dim, batch_tokens, show_progress, cut, started)
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "") -> list[Int[np.ndarray, " t"]]:
         """Token ids of texts as `encode` sees them: with special tokens, truncated at `max_length`."""
-        return self._tokenize(_checked_texts(texts), prompt)[0]
+        return self._tokenize(checked_texts(texts), prompt)[0]
+
+    def count_tokens(self, texts: Sequence[str]) -> Int[np.ndarray, " n"]:
+        """Tokens of each text [N], special tokens included, before any truncation."""
+        return count_tokens(self._tokenizer, checked_texts(texts))
 
     def describe(self, calibration: Calibration | None = None) -> dict[str, Any]:
         """What makes this encoder's vectors what they are, for result files: JSON types only."""
@@ -290,7 +294,7 @@ class Encoder:
         truncate_dim: int | None,
         batch_tokens: int | None,
         show_progress: bool,
-        truncated: int,
+        cut: np.ndarray,
         started: float,
     ) -> Float[np.ndarray, "n d"]:
         calibration = self._settled(calibration)
@@ -309,7 +313,9 @@ class Encoder:
             texts=len(ids),
             tokens=sum(len(text) for text in ids),
             computed_tokens=sum(batch.shape[0] * batch.shape[1] for batch in batches),
-            truncated=truncated,
+            truncated=int(cut.sum()),
+            lengths=np.array([len(text) for text in ids], np.int32),
+            cut=cut,
             too_short=0 if calibration is None else self._count_too_short(ids, calibration),
             shapes=len({batch.shape for batch in batches}),
             compilations=self.compilations - compiled_before,
@@ -350,28 +356,13 @@ class Encoder:
             isolate=calibration.isolated(self.settings.pooling),
         )
 
-    def _tokenize(self, texts: list[str], prompt: str) -> tuple[list[np.ndarray], int]:
+    def _tokenize(self, texts: list[str], prompt: str) -> tuple[list[np.ndarray], np.ndarray]:
         if prompt and not self.settings.include_prompt and self.settings.pooling != "last":
             raise InvalidSetting("this checkpoint leaves prompts out of its pooling, which jaxcal does not implement.")
         if not isinstance(prompt, str):
             raise InvalidSetting(f"prompt is {prompt!r}; it must be a string.")
-        self._tokenizer.enable_truncation(self.max_length)
-        ids, truncated = [], 0
-        for start in range(0, len(texts), _PORTION):
-            portion = [prompt + text for text in texts[start : start + _PORTION]]
-            for offset, encoding in enumerate(self._tokenizer.encode_batch(portion)):
-                if not encoding.ids:
-                    raise InvalidInput(
-                        f"text {start + offset} gives no token at all; this tokenizer adds no special tokens."
-                    )
-                if max(encoding.ids) >= self.config.vocab_size:
-                    raise InvalidInput(
-                        f"text {start + offset} has a token beyond the model's vocabulary of {self.config.vocab_size}; "
-                        "tokenizer and weights do not belong together."
-                    )
-                ids.append(np.asarray(encoding.ids, np.int32))
-                truncated += bool(encoding.overflowing)
-        return ids, truncated
+        prompted = [prompt + text for text in texts] if prompt else texts
+        return tokenize(self._tokenizer, prompted, self.max_length, self.config.vocab_size)
 
     def _checked_ids(self, index: int, text: Any) -> Int[np.ndarray, " t"]:
         ids = np.asarray(text)
@@ -428,26 +419,6 @@ class Encoder:
             run.compilations,
             run.seconds,
         )
-
-
-def _checked_texts(texts: Iterable[Any]) -> list[str]:
-    if isinstance(texts, bytes | dict) or not isinstance(texts, Iterable):
-        raise InvalidInput(
-            f"texts is of the type {type(texts).__name__}; it must be a string or a sequence of strings."
-        )
-    listed = list(texts)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise InvalidInput(f"text {index} is of the type {type(text).__name__}; it must be a string.")
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidInput(
-                    f"text {index} holds a lone surrogate at character {error.start}, which is not Unicode text; "
-                    "decode its source with errors='replace'."
-                ) from None
-    return listed
 
 
 def _checked_batch_tokens(batch_tokens: int | None) -> int:

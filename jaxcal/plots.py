@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxcal.errors import MissingDependency
-from jaxcal.evaluation.metrics import SummaryIntervals
+from jaxcal.evaluation.metrics import Summary
+from jaxcal.evaluation.resampling import Interval
 
 
 def require_matplotlib() -> None:
@@ -21,8 +22,8 @@ def require_matplotlib() -> None:
 def plot_positions(
     path: Path,
     title: str,
-    scores: Mapping[str, SummaryIntervals],
-    differences: Mapping[str, SummaryIntervals],
+    scores: Mapping[str, Summary[Interval]],
+    differences: Mapping[str, Summary[Interval]],
 ) -> None:
     """Draw nDCG@10 by answer position for several settings, and what each changes, as a PNG with 95 % intervals.
 

@@ -34,7 +34,6 @@ def small(monkeypatch):
         gold=np.arange(12),
         group=np.tile([0, 1], 6),
         pool=2 * np.arange(6),
-        document=np.repeat(np.arange(6), 2),
     )
     monkeypatch.setattr(jaxcal.demo, "load_pydoc_posq", lambda variant: dataset)
     return dataset

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from jaxcal.errors import InvalidInput, InvalidSetting
-from jaxcal.evaluation.datasets import PositionDataset, load_pydoc_posq, read_pydoc_posq
+from jaxcal.evaluation.datasets import load_pydoc_posq, read_pydoc_posq
 from jaxcal.evaluation.pydoc_posq import GROUPS, SEPARATOR, VARIANTS, build, rotate, rotation_by_group, section_third
+from jaxcal.evaluation.search import retrieve
 
 FILES = resources.files("jaxcal.evaluation.pydoc_posq")
 LEAST = {"short": (150, 500), "long": (60, 200)}
@@ -276,7 +277,7 @@ def test_groups_hold_the_same_queries_and_documents(dataset):
     assert set(by_query) == set(range(len(dataset.queries)))
     for golds in by_query.values():
         assert len(set(golds)) == 3, "three rotations"
-        assert len(set(dataset.document[golds])) == 1, "of one document"
+        assert len({gold // 3 for gold in golds}) == 1, "of one document"
 
 
 def test_groups_differ_in_the_gold_passage_alone(dataset):
@@ -284,89 +285,25 @@ def test_groups_differ_in_the_gold_passage_alone(dataset):
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((len(dataset.queries), 8))
     documents = rng.standard_normal((len(dataset.pool), 8))
-    ranks = dataset.ranks(queries, documents[dataset.document])
-    above = dataset.by_group(ranks.above)
+    run = retrieve(dataset, queries, np.repeat(documents, 3, axis=0))
+    ranks = run.ranks(dataset.topics.gold)
+    above = dataset.by_group(ranks.above[dataset.topics.of_judgement])
     for group in GROUPS:
         np.testing.assert_array_equal(above[group], above[GROUPS[0]])
     assert not ranks.tied.any(), "the other rotations of the gold document do not compete"
 
 
-def test_ranks_equal_a_plain_loop(dataset, monkeypatch):
-    monkeypatch.setattr("jaxcal.evaluation.datasets.MAX_SIMILARITIES", 100 * len(dataset.passages))
+def test_ranks_equal_a_plain_loop(dataset):
     rng = np.random.default_rng(1)
     queries = rng.standard_normal((len(dataset.queries), 8))
     passages = rng.standard_normal((len(dataset.passages), 8))
-    ranks = dataset.ranks(queries, passages)
-    for j in rng.choice(len(dataset.query), 60, replace=False):
-        gold = dataset.gold[j]
+    topics = dataset.topics
+    ranks = retrieve(dataset, queries, passages, depth=len(dataset.pool)).ranks(topics.gold)
+    for u in rng.choice(len(topics.gold), 60, replace=False):
+        gold = topics.gold[u]
         rivals = [p for p in range(0, len(dataset.passages), 3) if p // 3 != gold // 3]
-        similarity = passages @ queries[dataset.query[j]]
-        assert ranks.above[j] == (similarity[rivals] > similarity[gold]).sum()
-
-
-def corpus(**changes):
-    """A data set of the other kind: one corpus, every query in the group of its answer, one query in two groups."""
-    fields = {
-        "name": "tiny",
-        "queries": ("q0", "q1", "q2"),
-        "passages": ("p0", "p1", "p2", "p3"),
-        "groups": ("early", "late"),
-        "query": [2, 0, 1, 1],
-        "gold": [0, 1, 3, 3],
-        "group": [0, 0, 1, 0],
-        "pool": [0, 1, 2, 3],
-        "document": [0, 1, 2, 3],
-    }
-    fields |= changes
-    arrays = {name: np.array(fields[name]) for name in fields.keys() & {"query", "gold", "group", "pool", "document"}}
-    return PositionDataset(**(fields | arrays))
-
-
-def test_one_corpus_with_different_queries_a_group():
-    dataset = corpus()
-    assert not dataset.same_queries
-    similarities = np.array([[0.1, 0.4, 0.3, 0.2], [0.4, 0.1, 0.2, 0.3], [0.1, 0.2, 0.2, 0.1]])
-    ranks = dataset.ranks(similarities, np.eye(4))
-    assert ranks.above.tolist() == [2, 0, 1, 1]
-    assert ranks.tied.tolist() == [1, 0, 0, 0]
-    groups = dataset.by_group(ranks.above)
-    assert groups["early"].tolist() == [0, 1, 2], "in order of the query"
-    assert groups["late"].tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"query": [3, 0, 1, 1]}, r"query\[0\] is 3"),
-        ({"gold": [0, 1, 3, -1]}, r"gold\[3\] is -1"),
-        ({"group": [0, 0, 0, 0]}, r"\['late'\]"),
-        ({"gold": [0, 1]}, "'gold'"),
-        ({"pool": [0, 0]}, "twice"),
-        ({"pool": [0.5]}, "integers"),
-        ({"document": [0, 1]}, "4 passages"),
-        ({"groups": (), "query": [], "gold": [], "group": []}, "no judgement"),
-    ],
-)
-def test_data_sets_without_meaning_are_refused(changes, message):
-    with pytest.raises(InvalidInput, match=message):
-        corpus(**changes)
-
-
-def test_vectors_that_do_not_fit_are_refused():
-    dataset = corpus()
-    with pytest.raises(InvalidInput, match="query_vectors"):
-        dataset.ranks(np.zeros((2, 4)), np.zeros((4, 4)))
-    with pytest.raises(InvalidInput, match="passage_vectors"):
-        dataset.ranks(np.zeros((3, 4)), np.zeros((3, 4)))
-    with pytest.raises(InvalidInput, match="one model"):
-        dataset.ranks(np.zeros((3, 4)), np.zeros((4, 5)))
-    for value in (np.nan, np.inf):
-        passages = np.zeros((4, 4))
-        passages[2, 1] = value
-        with pytest.raises(InvalidInput, match=r"passage_vectors\[2\] is not finite"):
-            dataset.ranks(np.zeros((3, 4)), passages)
-    with pytest.raises(InvalidInput, match="judgements"):
-        dataset.by_group(np.zeros(3))
+        similarity = passages @ queries[topics.query[u]]
+        assert ranks.above[u] == (similarity[rivals] > similarity[gold]).sum()
 
 
 def test_an_unknown_variant_is_refused():
