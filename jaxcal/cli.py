@@ -116,6 +116,70 @@ def demo(model: str | None = None, output: Path = Path("demo"), max_length: int 
     run(model=model, output=output, max_length=max_length)
 
 
+def evaluate(
+    evaluation: Path | None = None,
+    model: str | None = None,
+    calibration: list[Path] | None = None,
+    output: Path | None = None,
+    cache: Path | None = None,
+    compare: list[Path] | None = None,
+    revision: str | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    max_length: int | None = None,
+    local_files_only: bool = False,
+) -> None:
+    """Measure how a model finds answers by their position, on a data set.
+
+    CONFIG names the data set and the methods to compare, such as
+    configs/evaluations/squad-posq.yaml. Results, runs, a table and plots are
+    written to OUTPUT/<data set>/<model>. Vectors are kept, so an interrupted
+    run goes on where it stopped, and a run with one more calibration encodes
+    only what is new. --compare sets results beside each other and beside
+    published figures instead.
+
+    Args:
+        evaluation: the data set and the methods to compare, in YAML
+        model: a hub id, a folder with a checkpoint, or a file such as configs/models/bge-m3.yaml
+        calibration: calibrations in YAML to compare besides those of CONFIG, named as the files
+        output: folder for results
+        cache: folder for vectors, to share between outputs; OUTPUT/vectors by default
+        compare: result files or folders to show beside each other and beside published figures
+        revision: branch, tag or commit of a hub id
+        dtype: type of weights and activations: float32, bfloat16 or float16
+        max_length: longest text in tokens; longer ones are truncated, which the results tell
+        local_files_only: never touch the network
+    """
+    if compare:
+        if evaluation or model or output or calibration:
+            raise InvalidSetting("--compare shows results that are there; give it without CONFIG and other options.")
+        from jaxcal.evaluation.compare import compare as side_by_side
+        from jaxcal.evaluation.compare import find_results
+        from jaxcal.evaluation.published import load_published
+
+        print(side_by_side(find_results(compare), load_published()))
+        return
+    if evaluation is None or model is None or output is None:
+        raise InvalidSetting("CONFIG, --model and --output must be given, or --compare")
+    from jaxcal.evaluation.config import read_config, read_model
+    from jaxcal.io import make_folder
+
+    config = read_config(evaluation, calibration or [])
+    chosen = read_model(model)
+    make_folder(output)
+
+    from jaxcal.encoder import load
+    from jaxcal.evaluation.runner import evaluate as run
+
+    encoder = load(
+        chosen.model,
+        revision=revision or chosen.revision,
+        dtype=dtype or chosen.dtype,
+        max_length=max_length or chosen.max_length,
+        local_files_only=local_files_only,
+    )
+    run(config, encoder, output, cache=cache, show_progress=sys.stderr.isatty())
+
+
 def bench(name: str = "all", output: Path | None = None) -> None:
     """Measure speed, memory and accuracy against the budgets.
 
@@ -134,6 +198,12 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "jaxcal encode --model BAAI/bge-m3 --input texts.txt --output plain.npy\n"
         "  jaxcal encode --model BAAI/bge-m3 --input corpus.jsonl --output fair.parquet --strength 0.5\n"
         "  jaxcal encode --model BAAI/bge-m3 --input queries.jsonl --output queries.npy --prompt-name query",
+    ),
+    "evaluate": (
+        evaluate,
+        "jaxcal evaluate configs/evaluations/squad-posq.yaml --model BAAI/bge-m3 --output results\n"
+        "  jaxcal evaluate CONFIG.yaml --model FOLDER --calibration mine.yaml --output results\n"
+        "  jaxcal evaluate --compare results",
     ),
     "demo": (demo, "jaxcal demo --output demo"),
     "bench": (bench, "jaxcal bench --output bench.jsonl"),
@@ -252,10 +322,27 @@ def _parser() -> ArgumentParser:
             **shared,
         )
         sub.add_argument("--config", action="config", help="a YAML file with any of these options")
-        sub.add_function_arguments(function, as_group=False, as_positional=False)
+        special = _add_special(sub, function, text)
+        sub.add_function_arguments(function, as_group=False, as_positional=False, skip=special)
         commands.add_subcommand(name, sub, help=text.partition("\n")[0])
         sub.prog = f"jaxcal {name}"
     return parser
+
+
+def _add_special(parser: ArgumentParser, function: Callable[..., None], text: str) -> set[str]:
+    """Add what jsonargparse would not as one writes it on a command line: lists of paths, and CONFIG without a name."""
+    added = set()
+    for name, annotation in get_type_hints(function).items():
+        described = re.search(rf"^    {name}: (.*)$", text, re.MULTILINE)
+        options = {"help": described and described[1]}
+        if name == "evaluation":
+            parser.add_argument(name, nargs="?", type=Path, metavar="CONFIG", **options)
+        elif annotation == list[Path] | None:
+            parser.add_argument(f"--{name}", nargs="+", type=Path, metavar="PATH", **options)
+        else:
+            continue
+        added.add(name)
+    return added
 
 
 def _parse(argv: list[str]) -> tuple[str, dict[str, Any]] | None:

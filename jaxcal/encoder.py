@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -170,14 +170,19 @@ class Encoder:
         squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
         return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
+    def prompt(self, kind: Literal["query", "document"]) -> str:
+        """The checkpoint's prompt for queries or for documents; "" if it has none."""
+        names = {"query": ("query",), "document": ("document", "passage", "corpus")}[kind]
+        return next((self.settings.prompts[name] for name in names if name in self.settings.prompts), "")
+
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> Float[np.ndarray, "*n d"]:
         """Encode queries with the checkpoint's query prompt; options as in `encode`."""
-        options.setdefault("prompt", self._named_prompt("query"))
+        options.setdefault("prompt", self.prompt("query"))
         return self.encode(texts, **options)
 
     def encode_document(self, texts: str | Sequence[str], **options: Any) -> Float[np.ndarray, "*n d"]:
         """Encode documents with the checkpoint's document prompt; options as in `encode`."""
-        options.setdefault("prompt", self._named_prompt("document", "passage", "corpus"))
+        options.setdefault("prompt", self.prompt("document"))
         return self.encode(texts, **options)
 
     def encode(
@@ -396,9 +401,6 @@ class Encoder:
     def _default_prompt(self) -> str:
         name = self.settings.default_prompt_name
         return self.settings.prompts.get(name, "") if name else ""
-
-    def _named_prompt(self, *names: str) -> str:
-        return next((self.settings.prompts[name] for name in names if name in self.settings.prompts), "")
 
     def _report(self, run: Statistics) -> None:
         if run.truncated:

@@ -161,7 +161,7 @@ def load_calibration(path: str | os.PathLike[str]) -> "Calibration":
     from jaxcal.calibration import Calibration
 
     path = Path(path)
-    values = _read_yaml(path)
+    values = read_yaml(path)
     known = tuple(Calibration.__dataclass_fields__)
     if not isinstance(values, dict):
         raise InvalidCalibration(f"{path} is not a mapping; its keys may be {', '.join(known)}.")
@@ -171,6 +171,26 @@ def load_calibration(path: str | os.PathLike[str]) -> "Calibration":
         return Calibration(**values)
     except (TypeError, ValueError) as error:
         raise InvalidCalibration(f"{path}: {error}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file of plain values.
+
+    Raises:
+        InvalidInput: if the file cannot be read or is not YAML; names the line.
+    """
+    import yaml
+
+    with _opened(path) as file:
+        try:
+            return yaml.safe_load(file.read().decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path}, byte {error.start + 1}: not UTF-8.") from None
+        except yaml.MarkedYAMLError as error:
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+            raise InvalidInput(f"{path}{line}: not YAML ({error.problem}).") from None
+        except (yaml.YAMLError, ValueError) as error:  # control characters; dates that do not exist
+            raise InvalidInput(f"{path}: not YAML ({error}).") from None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -293,21 +313,6 @@ def _parse_json(path: Path, row: int, line: str) -> Any:
     except ValueError as error:
         problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     raise InvalidInput(f"{path}, row {row}: not JSON ({problem}){'' if line.strip() else '; the line is blank'}.")
-
-
-def _read_yaml(path: Path) -> Any:
-    import yaml
-
-    with _opened(path) as file:
-        try:
-            return yaml.safe_load(file.read().decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{path}, byte {error.start + 1}: not UTF-8.") from None
-        except yaml.MarkedYAMLError as error:
-            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-            raise InvalidInput(f"{path}{line}: not YAML ({error.problem}).") from None
-        except (yaml.YAMLError, ValueError) as error:  # control characters; dates that do not exist
-            raise InvalidInput(f"{path}: not YAML ({error}).") from None
 
 
 @contextlib.contextmanager

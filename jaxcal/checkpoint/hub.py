@@ -61,7 +61,7 @@ class Checkpoint:
     weights_commit: str | None = None
 
 
-class _Unreachable(Exception):
+class Unreachable(Exception):
     """The hub gave no answer; the cache may still have everything."""
 
 
@@ -85,13 +85,13 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None, local_
         raise CheckpointNotFound(
             f"{name!r} is neither an existing folder nor a hub id (owner/model); check the path or the spelling."
         )
-    if local_files_only or _offline():
+    if local_files_only or offline():
         return _from_cache(name, revision)
     if revision and _COMMIT.fullmatch(revision) and (found := _from_record(name, revision)):
         return found
     try:
         return _from_hub(name, revision)
-    except _Unreachable as cause:
+    except Unreachable as cause:
         try:
             found = _from_cache(name, revision)
         except CheckpointNotFound as miss:
@@ -137,7 +137,8 @@ def _from_folder(name: str, folder: Path, revision: str | None) -> Checkpoint:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Whether the environment forbids to ask the hub."""
     from huggingface_hub import constants
 
     # The library reads the variable once, at import; a variable set later is meant just as seriously.
@@ -195,7 +196,7 @@ def _cached(name: str, file: str, revision: str | None) -> Any:
     """The path of a cached file, a mark of its absence from the repository, or None if the cache knows nothing."""
     from huggingface_hub import try_to_load_from_cache
 
-    with _hub_errors(name, revision, file):
+    with hub_errors(name, revision, file):
         return try_to_load_from_cache(name, file, revision=revision)
 
 
@@ -345,7 +346,7 @@ def _pull_requests(name: str) -> list[Any]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    with _hub_errors(name, None, "its pull requests"):
+    with hub_errors(name, None, "its pull requests"):
         try:
             listed = HfApi().get_repo_discussions(name, discussion_type="pull_request", discussion_status="open")
             return sorted(listed, key=lambda discussion: -discussion.num)
@@ -362,7 +363,7 @@ def _info(name: str, revision: str | None) -> Any:
     from huggingface_hub import HfApi, constants
 
     wait = constants.HF_HUB_ETAG_TIMEOUT  # without a limit, a network that swallows packets would hang us for minutes
-    with _hub_errors(name, revision, "its file list"):
+    with hub_errors(name, revision, "its file list"):
         return HfApi().model_info(name, revision=revision, files_metadata=True, timeout=wait)
 
 
@@ -375,13 +376,13 @@ def _blobs(info: Any) -> dict[str, str | None]:
 def _download(name: str, file: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
-    with _hub_errors(name, revision, file):
+    with hub_errors(name, revision, file):
         return Path(hf_hub_download(name, file, revision=revision))
 
 
 @contextlib.contextmanager
-def _hub_errors(name: str, revision: str | None, what: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into `CheckpointNotFound`, or `_Unreachable` where nobody answered."""
+def hub_errors(name: str, revision: str | None, what: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into `CheckpointNotFound`, or `Unreachable` where nobody answered."""
     try:
         yield
     except Exception as error:
@@ -411,7 +412,7 @@ def _translate(error: Exception, name: str, revision: str, what: str) -> Excepti
     elif "ProxyError" in kinds:
         reason = f"cannot be asked for, the proxy refuses ({first}): check HTTPS_PROXY, {cached}"
     elif (status or 0) >= 500 or kinds & {"TransportError", "ConnectionError", "TimeoutError"}:
-        return _Unreachable(f"{type(error).__name__}: {first}")
+        return Unreachable(f"{type(error).__name__}: {first}")
     elif isinstance(error, hub.HfHubHTTPError):
         reason = f"was refused by the hub with HTTP {status} ({first}), {cached}"
     elif "FileMetadataError" in kinds or isinstance(error, (hub.HFValidationError, json.JSONDecodeError)):

@@ -114,7 +114,9 @@ class VectorStore:
         least = int(calibration.basket_size) + len(calibration.isolated(self.encoder.settings.pooling))
         long = np.flatnonzero(plain.tokens >= least)
         if long.size:
-            calibrated = self._encode([texts[i] for i in long], prompt, calibration, None, label, show_progress)
+            calibrated = self._encode(
+                [texts[i] for i in long.tolist()], prompt, calibration, None, label, show_progress
+            )
             plain.vectors[long] = calibrated.vectors
         return plain
 

@@ -1,5 +1,6 @@
 """PyDoc-PosQ, the data set that is shipped: see `jaxcal/evaluation/pydoc_posq/README.md`."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -7,7 +8,7 @@ from importlib import resources
 import numpy as np
 
 from jaxcal.errors import InvalidInput, InvalidSetting
-from jaxcal.evaluation.datasets.base import PositionDataset
+from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset, Task
 from jaxcal.evaluation.pydoc_posq import GROUPS, VARIANTS, rotate, rotation_by_group
 
 
@@ -72,3 +73,16 @@ def read_pydoc_posq(variant: str = "short") -> tuple[list[Mapping], list[Mapping
     # Not splitlines(), which would also cut at separators that JSON leaves inside strings.
     records = [json.loads(line) for line in text.split("\n") if line]
     return [r for r in records if "sections" in r], [r for r in records if "sections" not in r]
+
+
+def pydoc_posq(variant: str = "short") -> Benchmark:
+    """PyDoc-PosQ as a benchmark; arguments and errors of `load_pydoc_posq`."""
+    dataset = load_pydoc_posq(variant)
+    file = resources.files("jaxcal.evaluation.pydoc_posq") / f"{variant}.jsonl"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Benchmark(
+        name=dataset.name,
+        split="test",
+        source={"files": {f"{variant}.jsonl": digest}},
+        tasks=(Task("default", ("eng-Latn",), lambda: [dataset]),),
+    )

@@ -1,0 +1,283 @@
+"""Rows of data sets, from the hub or from local files, with refusals that name file, row and field."""
+
+import contextlib
+import fnmatch
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from jaxcal.checkpoint.files import sha256
+from jaxcal.checkpoint.hub import Unreachable, hub_errors, offline
+from jaxcal.errors import CheckpointNotFound, InvalidInput, InvalidSetting, MissingDependency
+
+logger = logging.getLogger("jaxcal")
+
+Policy = Literal["stop", "skip"]
+_SHOWN = 10  # refused rows that the log names; all of them are counted
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The files of a data set, wherever they are.
+
+    Attributes:
+        where: what messages call the place.
+        names: the files, relative to it.
+        fetch: gives the local path of a file, downloading it if need be.
+        commit: of a hub repository; None for local files.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    fetch: Callable[[str], Path]
+    commit: str | None = None
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names that match a pattern such as "*/train-*.parquet", in order.
+
+        Raises:
+            InvalidInput: none does, or one of numbered parts (-00000-of-00002) is missing.
+        """
+        found = sorted(name for name in self.names if fnmatch.fnmatchcase(name, pattern))
+        if not found:
+            listed = ", ".join(self.names[:8]) or "nothing"
+            raise InvalidInput(f"{self.where} has no file {pattern}; it has {listed}.")
+        parts = [name.rpartition("-of-")[2].partition(".")[0] for name in found if "-of-" in name]
+        if parts and parts[0].isdigit() and len(parts) != int(parts[0]):
+            raise InvalidInput(
+                f"{self.where} has {len(parts)} of the {int(parts[0])} parts of {pattern}; get them all."
+            )
+        return found
+
+    def origin(self, names: Sequence[str]) -> dict[str, Any]:
+        """What identifies these files: the commit of a repository, or a sha256 of each."""
+        if self.commit is not None:
+            return {"repository": self.where, "revision": self.commit}
+        return {"files": {name: sha256(self.fetch(name)) for name in names}}
+
+
+def local_source(files: str | Path | Sequence[str | Path]) -> Source:
+    """Local files: one, several, or a folder with all that is in it.
+
+    Raises:
+        InvalidInput: a file does not exist, or two have the same name.
+    """
+    paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
+    if not paths:
+        raise InvalidInput("the list of files is empty.")
+    if len(paths) == 1 and paths[0].is_dir():
+        folder = paths[0]
+        names = sorted(str(path.relative_to(folder).as_posix()) for path in folder.rglob("*") if path.is_file())
+        return Source(str(folder), tuple(names), lambda name: folder / name)
+    for path in paths:
+        if not path.is_file():
+            raise InvalidInput(f"{path} is not a file.")
+    by_name = {path.name: path for path in paths}
+    if len(by_name) != len(paths):
+        raise InvalidInput(f"two of the files {', '.join(map(str, paths))} have the same name; rename one.")
+    return Source(", ".join(map(str, paths)), tuple(by_name), by_name.__getitem__)
+
+
+def hub_source(repository: str, *, revision: str | None = None, local_files_only: bool = False) -> Source:
+    """A data set repository of the Hugging Face hub at one commit; its files are fetched when they are asked for.
+
+    Raises:
+        CheckpointNotFound: the repository, the revision or a file cannot be had; says why.
+    """
+    if local_files_only or offline():
+        return _cached_source(repository, revision)
+    from huggingface_hub import HfApi, hf_hub_download
+
+    try:
+        with hub_errors(repository, revision, "the list of files"):
+            info = HfApi().dataset_info(repository, revision=revision)
+    except Unreachable:
+        return _cached_source(repository, revision)
+    commit = info.sha
+
+    def fetch(name: str) -> Path:
+        try:
+            with hub_errors(repository, commit, name):
+                return Path(hf_hub_download(repository, name, repo_type="dataset", revision=commit))
+        except Unreachable as error:
+            raise CheckpointNotFound(f"{name} of {repository} could not be downloaded: {error}") from error
+
+    names = tuple(sorted(file.rfilename for file in info.siblings or ()))
+    return Source(repository, names, fetch, commit)
+
+
+def _cached_source(repository: str, revision: str | None) -> Source:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repository, repo_type="dataset", revision=revision, local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        raise CheckpointNotFound(
+            f"the data set {repository} (revision {revision or 'main'}) is not in the cache, and the hub is out of"
+            " reach or not to be asked; load it once with a connection, or give local copies with `files`."
+        ) from None
+    local = local_source(folder)
+    return Source(repository, local.names, local.fetch, folder.name)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a .parquet, .jsonl or .json file (a list of objects), numbered from 1.
+
+    Raises:
+        InvalidInput: the file cannot be read; names file and row.
+        MissingDependency: Parquet without pyarrow.
+    """
+    readers = {".parquet": _parquet, ".jsonl": _json_lines, ".json": _json_list}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(
+            f"{path} ends in {path.suffix or 'no suffix'}; rows are read from .parquet, .jsonl and .json."
+        )
+    try:
+        for number, row in enumerate(reader(path), 1):
+            if not isinstance(row, dict):
+                raise InvalidInput(f"{path}, row {number}: is not an object.")
+            yield number, row
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}.") from None
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow.lib
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependency(f"{path}: Parquet needs pyarrow; pip install 'jaxcal[evaluation]'.") from error
+    try:
+        with path.open("rb") as file:
+            for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+                yield from batch.to_pylist()
+    except pyarrow.lib.ArrowException as error:
+        raise InvalidInput(f"{path} is not a Parquet file, or a damaged one: {error}") from None
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            yield parse_json(line, f"{path}, row {number}")
+
+
+def _json_list(path: Path) -> Iterator[Any]:
+    rows = parse_json(path.read_text(encoding="utf-8-sig"), str(path))
+    if not isinstance(rows, list):
+        raise InvalidInput(f"{path} is not a list of objects.")
+    yield from rows
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        InvalidInput: with the place and what is wrong there.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where}: not JSON ({error}).") from None
+
+
+def columns(judged: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+    """Judgements (query, gold, group) as the arrays of a `PositionDataset`."""
+    query, gold, group = np.array(judged, np.int64).reshape(-1, 3).T
+    return {"query": query, "gold": gold, "group": group}
+
+
+# --- fields and refusals ----------------------------------------------------------------------------------------------
+
+
+class BadField(Exception):
+    """A field of a row that has no meaning; `Refusals` knows what to do about it."""
+
+    def __init__(self, field: str, what: str):
+        super().__init__(f'field "{field}": {what}')
+
+
+def text_of(row: Mapping[str, Any], field: str) -> str:
+    """A field that must be a string, of whole characters."""
+    value = _of(row, field, str, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadField(field, f"holds half a surrogate pair at character {error.start + 1}") from None
+    return value
+
+
+def whole_of(row: Mapping[str, Any], field: str) -> int:
+    """A field that must be a whole number."""
+    return _of(row, field, int, "a whole number")
+
+
+def list_of(row: Mapping[str, Any], field: str, kind: type) -> list[Any]:
+    """A field that must be a list of values of one type."""
+    values = _of(row, field, list, "a list")
+    for value in values:
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise BadField(field, f"holds {value!r}; it must be a list of {kind.__name__}")
+    return values
+
+
+def mapping_of(row: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A field that must be an object."""
+    return _of(row, field, dict, "an object")
+
+
+def enter(table: dict[str, Any], identity: str, value: Any) -> None:
+    """Put a row into a table by its "_id", which must be new."""
+    if identity in table:
+        raise BadField("_id", f"is {identity!r} for the second time")
+    table[identity] = value
+
+
+def _of(row: Mapping[str, Any], field: str, kind: type, called: str) -> Any:
+    if field not in row:
+        raise BadField(field, "is missing")
+    value = row[field]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadField(field, f"is {str(value)[:60]!r}; it must be {called}")
+    return value
+
+
+class Refusals:
+    """What happens to malformed rows: "stop" raises at the first, "skip" logs and counts them.
+
+    Raises:
+        InvalidSetting: there is no such policy.
+    """
+
+    def __init__(self, policy: Policy):
+        if policy not in ("stop", "skip"):
+            raise InvalidSetting(f"malformed is {policy!r}; it must be stop or skip.")
+        self.policy, self.count = policy, 0
+
+    @contextlib.contextmanager
+    def row(self, where: object, number: int | str) -> Iterator[None]:
+        """A block that reads one row; a `BadField` in it refuses the row.
+
+        Raises:
+            InvalidInput: under "stop", with file, row and field.
+        """
+        try:
+            yield
+        except BadField as bad:
+            self._refuse(f"{where}, row {number}, {bad}.")
+
+    def _refuse(self, message: str) -> None | NoReturn:
+        if self.policy == "stop":
+            raise InvalidInput(f"{message} (malformed: skip leaves such rows out and counts them)")
+        self.count += 1
+        if self.count <= _SHOWN:
+            logger.warning("refused: %s", message)
+        return None
