@@ -329,12 +329,12 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _add_special(parser: ArgumentParser, function: Callable[..., None], text: str) -> set[str]:
+def _add_special(parser: ArgumentParser, function: Callable[..., None], text: str) -> set[str | int]:
     """Add what jsonargparse would not as one writes it on a command line: lists of paths, and CONFIG without a name."""
-    added = set()
+    added: set[str | int] = set()
     for name, annotation in get_type_hints(function).items():
         described = re.search(rf"^    {name}: (.*)$", text, re.MULTILINE)
-        options = {"help": described and described[1]}
+        options: dict[str, Any] = {"help": described and described[1]}
         if name == "evaluation":
             parser.add_argument(name, nargs="?", type=Path, metavar="CONFIG", **options)
         elif annotation == list[Path] | None:

@@ -10,6 +10,7 @@ Axis letters: N texts, D model width.
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from jaxcal.errors import InvalidCalibration, InvalidInput, InvalidSetting, Jaxc
 if TYPE_CHECKING:
     from jaxcal.calibration import Calibration
 
+_TEMPORARY = re.compile(r"\..{0,40}-[0-9a-f]{16}(\.[^.]*)?")  # names of the files that `atomic` writes to
 _ABSENT = object()  # a field that is not there, as opposed to one that is null
 
 
@@ -120,6 +122,29 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be made a folder: {error.strerror}; give another place.") from None
+
+
+@contextlib.contextmanager
+def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder, with all below it, for this process alone, and clear what killed runs of `atomic` left there.
+
+    The system lets go of the folder when the process ends, however it ends.
+
+    Raises:
+        InvalidSetting: if another process holds it.
+    """
+    import fcntl
+
+    folder = Path(folder)
+    with (folder / ".lock").open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidSetting(f"another run writes to {folder}; wait for its end, or give another folder.") from None
+        for path in folder.rglob(".*"):
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink()
+        yield
 
 
 @contextlib.contextmanager
@@ -346,7 +371,7 @@ def _origin_path(path: Path) -> Path:
 
 def _create_beside(target: Path) -> Path:
     """A new, empty file in the folder of `target`."""
-    temporary = target.with_name(f".{target.stem[:40]}-{secrets.token_hex(8)}{target.suffix}")
+    temporary = target.with_name(f".{target.stem[:40]}-{secrets.token_hex(8)}{target.suffix}")  # as _TEMPORARY says
     # Not by `tempfile`, whose files nobody else may read, even after they got their final name.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return temporary

@@ -11,7 +11,8 @@ POSIR_DOMAINS = ("law", "tea")
 
 
 def sentence(rng: random.Random, words: int) -> str:
-    return " ".join("".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(words))
+    """Words of the random checkpoints' vocabulary."""
+    return " ".join(f"w{rng.randrange(70)}" for _ in range(words))
 
 
 def write_parquet(path, rows: list[dict]):

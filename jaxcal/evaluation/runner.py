@@ -26,7 +26,7 @@ from jaxcal.evaluation.scoring import Judgements, Scores, average, entry, pool_s
 from jaxcal.evaluation.search import Run, retrieve, retrieve_by_scores
 from jaxcal.evaluation.trec import write_qrels, write_run
 from jaxcal.evaluation.vectors import VectorStore, fingerprint
-from jaxcal.io import atomic, check_writable, make_folder
+from jaxcal.io import atomic, check_writable, exclusive, make_folder
 from jaxcal.plots import require_matplotlib
 from jaxcal.tables import environment
 
@@ -64,8 +64,9 @@ def evaluate(
     options = {key: value for key, value in config.dataset.items() if key != "name"}
     benchmark = load_benchmark(config.dataset["name"], options, encoder.count_tokens)
     evaluation = _Evaluation(config, encoder, benchmark, output, cache, show_progress)
-    results = evaluation.run()
-    evaluation.log(started)
+    with exclusive(evaluation.folder):
+        results = evaluation.run()
+        evaluation.log(started)
     return results
 
 

@@ -20,7 +20,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ from jaxcal.checkpoint.files import sha256, weight_files
 from jaxcal.encoder import Encoder
 from jaxcal.errors import InvalidInput, InvalidSetting
 from jaxcal.evaluation.segments import encode_segments
-from jaxcal.io import atomic, make_folder
+from jaxcal.io import atomic, exclusive, make_folder
 
 logger = logging.getLogger("jaxcal")
 
@@ -167,9 +167,7 @@ class VectorStore:
         text = json.dumps(facts, sort_keys=True)
         folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:24]
         make_folder(folder)
-        with _locked(folder / "lock", folder):
-            for leftover in folder.glob(".*.npy"):  # of a run that was killed while it wrote
-                leftover.unlink()
+        with exclusive(folder):
             if not (folder / "space.json").exists():
                 with atomic(folder / "space.json") as path:
                     path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -253,18 +251,3 @@ def _load(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r" if ".vectors" in path.name else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InvalidInput(f"{path} cannot be read ({error}); delete {path.parent} to encode again.") from None
-
-
-@contextlib.contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[BinaryIO]:
-    """Hold a space for this process alone; the system lets go of it when the process ends, however it ends."""
-    import fcntl
-
-    with path.open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidSetting(
-                f"another run is writing to {folder}; wait for its end, or give another cache."
-            ) from None
-        yield file
