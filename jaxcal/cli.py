@@ -168,7 +168,8 @@ def evaluate(
     make_folder(output)
 
     from jaxcal.encoder import load
-    from jaxcal.evaluation.runner import evaluate as run
+    from jaxcal.evaluation.orders import SEGMENT_ORDERS, evaluate_orders
+    from jaxcal.evaluation.runner import evaluate as evaluate_retrieval
 
     encoder = load(
         chosen.model,
@@ -177,6 +178,7 @@ def evaluate(
         max_length=max_length or chosen.max_length,
         local_files_only=local_files_only,
     )
+    run = evaluate_orders if config.dataset["name"] == SEGMENT_ORDERS else evaluate_retrieval
     run(config, encoder, output, cache=cache, show_progress=sys.stderr.isatty())
 
 

@@ -412,6 +412,7 @@ def test_shipped_configurations_are_read():
         "posir",
         "pydoc-posq",
         "squad-long",
+        "segment-orders",
     }
     models = [read_model(str(path)) for path in sorted((shipped_configs() / "models").glob("*.yaml"))]
     assert {"BAAI/bge-m3", "Alibaba-NLP/gte-multilingual-base", "Qwen/Qwen3-Embedding-0.6B"} <= {

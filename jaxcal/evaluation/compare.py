@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxcal.errors import InvalidInput
+from jaxcal.evaluation.config import UNCALIBRATED
 from jaxcal.evaluation.published import PublishedRow
 from jaxcal.tables import markdown_table
 
 _EMPTY = "-"
+_MEASURED = "measured here"
 _RECALL = 10
 _KEYS = {"task_name", "dataset_revision", "scores", "method", "calibration", "model", "environment"}
 _SUMMARIES = {"ndcg_at_10": "all", "macro_ndcg_at_10": "mean of groups", "harmonic_mean": "harmonic mean", "psi": "PSI"}
@@ -25,12 +27,12 @@ class _Row(NamedTuple):
 
 
 def find_results(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read result files, or all of them in a folder and the folders below.
+    """Read result files, or all of them in a folder and the folders below; a file that is named twice counts once.
 
     Raises:
         InvalidInput: a file that is named is no result, or nothing is found.
     """
-    results = []
+    results: dict[Path, dict[str, Any]] = {}
     for path in paths:
         if not path.exists():
             raise InvalidInput(f"{path} does not exist.")
@@ -38,12 +40,13 @@ def find_results(paths: Sequence[Path]) -> list[dict[str, Any]]:
             result = _read(path)
             if result is None:
                 raise InvalidInput(f"{path} is not a result of `jaxcal evaluate`.")
-            results.append(result)
+            results[path.resolve()] = result
         else:
-            results += [result for file in sorted(path.rglob("*.json")) if (result := _read(file)) is not None]
+            found = {file.resolve(): _read(file) for file in sorted(path.rglob("*.json"))}
+            results |= {file: result for file, result in found.items() if result is not None}
     if not results:
         raise InvalidInput(f"no results in {', '.join(map(str, paths))}.")
-    return results
+    return list(results.values())
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -51,7 +54,10 @@ def _read(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) and content.keys() >= _KEYS else None
+    if not isinstance(content, dict) or not content.keys() >= _KEYS or not isinstance(content["scores"], dict):
+        return None
+    entries = [one for part in content["scores"].values() for one in (part if isinstance(part, list) else [None])]
+    return content if all(isinstance(one, dict) and "hf_subset" in one for one in entries) else None
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -65,12 +71,16 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 def compare(results: Sequence[Mapping[str, Any]], published: Sequence[PublishedRow] | None) -> str:
     """Like `table`, with the published figures of the same tasks, and a column that says where each row is from."""
     places: dict[tuple[str, str], list[_Row]] = {}
-    for result in results:
+    revisions: dict[tuple[str, str], dict[str, None]] = {}
+    # The uncalibrated model before its calibrations, and what has no model, such as BM25, last; else as they come.
+    for result in sorted(results, key=lambda result: (result["model"] is None, result["method"] != UNCALIBRATED)):
         for entries in result["scores"].values():
             for entry in entries:
-                rows = places.setdefault((result["task_name"], entry["hf_subset"]), [])
+                place = (result["task_name"], entry["hf_subset"])
+                revisions.setdefault(place, {})[str(result["dataset_revision"])] = None
+                rows = places.setdefault(place, [])
                 model = (result["model"] or {}).get("model") or result["method"]
-                rows.append(_Row(model, result["method"], "measured here", entry))
+                rows.append(_Row(model, result["method"], _MEASURED, entry))
     parts = []
     for (task, subset), rows in places.items():
         beside = [row for row in published or () if (row.task_name, row.subset) == (task, subset)]
@@ -80,7 +90,9 @@ def compare(results: Sequence[Mapping[str, Any]], published: Sequence[PublishedR
         order = list(dict.fromkeys(_short(row.model) for row in rows))
         rows.sort(key=lambda row: order.index(_short(row.model)))
         title = task if subset == "default" else f"{task}, {subset}"
-        notes = dict.fromkeys(f"{row.source}: {row.note}" for row in beside if row.note)
+        notes = list(dict.fromkeys(f"{row.source}: {row.note}" for row in beside if row.note))
+        if len(read := revisions[task, subset]) > 1:
+            notes.insert(0, f"Measured on different revisions or files of the data: {', '.join(read)}.")
         parts.append("\n\n".join([f"### {title}", _table(rows, published is not None), *notes]))
     return "\n\n".join(parts)
 
@@ -96,11 +108,12 @@ def _short(model: str) -> str:
 def _table(rows: Sequence[_Row], with_origin: bool) -> str:
     by_bucket = any("buckets" in row.figures for row in rows)
     columns = _bucket_columns(rows) if by_bucket else _group_columns(rows)
-    several = len({_short(row.model) for row in rows}) > 1
+    several = len({_short(row.model) for row in rows if row.model != row.method}) > 1
     lines = []
     for row in rows:
         cells = [_cell(row.figures, place) for place in columns.values()]
-        lines.append([f"{row.model}, {row.method}" if several else row.method, *cells, row.origin])
+        named = several and row.model != row.method  # what has no model is called by its method alone
+        lines.append([f"{row.model}, {row.method}" if named else row.method, *cells, row.origin])
         if "difference" in row.figures:
             changes = [_change(row.figures, place) for place in columns.values()]
             lines.append(["  difference", *changes, ""])
@@ -111,9 +124,10 @@ def _table(rows: Sequence[_Row], with_origin: bool) -> str:
 
 
 def _group_columns(rows: Sequence[_Row]) -> dict[str, tuple[str, ...]]:
-    """Column titles, and where in an entry their figures stand. The first row's groups decide."""
-    groups = list(rows[0].figures.get("groups", {}))
-    columns = {group: ("groups", group) for group in groups}
+    """Column titles, and where in an entry their figures stand. The groups are those that were measured."""
+    measured = [row.figures for row in rows if row.origin == _MEASURED]
+    groups = dict.fromkeys(group for figures in measured for group in figures.get("groups", {}))
+    columns: dict[str, tuple[str, ...]] = {group: ("groups", group) for group in groups}
     columns |= {title: (key,) for key, title in _SUMMARIES.items()}
     return columns | {f"recall@{_RECALL}": (f"recall_at_{_RECALL}",)}
 

@@ -100,7 +100,7 @@ def read_config(path: Path, extra_calibrations: Sequence[Path] = ()) -> Evaluati
 
 def _beside(path: Path, key: str, value: Any) -> Any:
     """Paths in a config are relative to its folder, so that it works from anywhere."""
-    if key not in ("files", "folder", "positions") or value is None:
+    if key not in ("file", "files", "folder", "positions") or value is None:
         return value
     return (
         [str(path.parent / str(file)) for file in value] if isinstance(value, list) else str(path.parent / str(value))

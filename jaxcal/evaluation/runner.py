@@ -84,10 +84,10 @@ class _Evaluation:
     ):
         self.config, self.encoder, self.benchmark, self.show_progress = config, encoder, benchmark, show_progress
         self.methods = config.methods
-        self.folder = output / slug(benchmark.name) / slug(self._model_name())
+        self.folder = output / slug(benchmark.name) / slug(model_name(self.encoder))
         for part in ("runs", "qrels", "plots"):
             make_folder(self.folder / part)
-        self.prompts = _prompts(config, encoder)
+        self.prompts = prompts(config, encoder)
         self.results = {method.name: self._result(method) for method in self.methods}
         for method in self.methods:
             _check_same(self._path(method), self.results[method.name])
@@ -104,7 +104,7 @@ class _Evaluation:
         results = list(self.results.values())
         for method in self.methods:
             with atomic(self._path(method)) as path:
-                path.write_text(_json(self.results[method.name]), encoding="utf-8")
+                path.write_text(as_json(self.results[method.name]), encoding="utf-8")
         table = compare.table(results)
         with atomic(self.folder / "table.md") as path:
             path.write_text(table + "\n", encoding="utf-8")
@@ -182,20 +182,13 @@ class _Evaluation:
         entries.append({"hf_subset": name, "languages": languages, **average(chosen)})
 
     def _plot(self, subset: str, entries: Mapping[str, Any]) -> None:
-        title = f"{self._model_name()} on {self.benchmark.name}" + (f", {subset}" if subset != "default" else "")
+        title = f"{model_name(self.encoder)} on {self.benchmark.name}" + (f", {subset}" if subset != "default" else "")
         draw = figures.plot_bins if "buckets" in entries[UNCALIBRATED] else figures.plot_groups
         with atomic(self.folder / "plots" / f"{subset}.png") as path:
             draw(path, title, entries)
 
-    def _model_name(self) -> str:
-        """The model's hub id, or the name of its folder: where a folder stands is nobody's business."""
-        name = self.encoder.checkpoint.name if self.encoder.checkpoint else "model"
-        return Path(name).resolve().name if Path(name).is_dir() else name
-
     def _result(self, method: Method) -> dict[str, Any]:
-        described = self.encoder.describe(method.calibration)
-        calibration = described.pop("calibration")
-        model = {**described, **fingerprint(self.encoder), "model": self._model_name()}
+        model, calibration = describe(self.encoder, method)
         revision = self.benchmark.source.get("revision") or _digest(self.benchmark.source)
         retrieval: dict[str, Any] = {"bm25": BM25_SETTINGS} if method.bm25 else {"similarity": "inner product, float32"}
         if method.segment is not None:
@@ -244,7 +237,21 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.=+-]+", "-", name.replace("/", "__")).strip("-.") or "unnamed"
 
 
-def _prompts(config: EvaluationConfig, encoder: Encoder) -> dict[str, str]:
+def model_name(encoder: Encoder) -> str:
+    """The model's hub id, or the name of its folder: where a folder stands is nobody's business."""
+    name = encoder.checkpoint.name if encoder.checkpoint else "model"
+    return Path(name).resolve().name if Path(name).is_dir() else name
+
+
+def describe(encoder: Encoder, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The "model" and "calibration" blocks of a result."""
+    described = encoder.describe(method.calibration)
+    calibration = described.pop("calibration")
+    return {**described, **fingerprint(encoder), "model": model_name(encoder)}, calibration
+
+
+def prompts(config: EvaluationConfig, encoder: Encoder) -> dict[str, str]:
+    """What is put before queries and documents."""
     if config.prompts == "posir":
         return {"query": POSIR_INSTRUCTION, "document": ""}
     return {"query": encoder.prompt("query"), "document": encoder.prompt("document")}
@@ -286,5 +293,6 @@ def _jsonable(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in hidden}
 
 
-def _json(result: Mapping[str, Any]) -> str:
+def as_json(result: Mapping[str, Any]) -> str:
+    """A result as it is written."""
     return json.dumps(result, indent=1, ensure_ascii=False) + "\n"
