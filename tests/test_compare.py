@@ -46,6 +46,7 @@ def test_what_is_absent_is_a_dash():
 def test_the_uncalibrated_model_first_and_bm25_last_whatever_the_order_of_files():
     found = [result("BM25", None), result("paper"), result("full"), result()]
     assert [row[0] for row in cells(table(found))] == ["uncalibrated", "paper", "full", "BM25"]
+    assert [row[0] for row in cells(table([found[0], found[1]]))] == ["paper", "BM25"]
 
 
 def test_several_models_are_named_and_the_rows_of_each_stand_together():
@@ -69,7 +70,8 @@ def test_figures_measured_by_this_project_are_not_said_to_be_quoted():
 
 def test_quoted_groups_of_other_names_stay_out():
     first, second = cells(compare([result()], [quoted(groups={"begin": 0.7, "middle": 0.6}, psi=0.3)]))
-    assert first[1:3] == ["60.00", "45.00"] and second[1:3] == ["70.00", "-"]
+    assert first[1:] == ["60.00", "45.00", "50.00", "-", "-", "0.250", "-", "measured here"]
+    assert second[1:] == ["70.00", "-", "-", "-", "-", "0.300", "-", "quoted: S"]
 
 
 def test_groups_that_only_one_result_has_are_all_shown():

@@ -46,8 +46,9 @@ def test_a_sample_gives_the_official_arithmetic_in_every_layout(tmp_path, layout
     assert dataset.counts["in several groups"] == sum(len(row["span_class"]) > 1 for row in asked)
 
 
-def test_a_question_of_no_group_is_counted_and_its_passage_kept(tmp_path):
-    write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"question": "Q?", "content": "new", "span_class": "whole"}])
+@pytest.mark.parametrize("classes", ["whole", "", [], ["whole", "ending"]])
+def test_a_question_of_no_group_is_counted_and_its_passage_kept(tmp_path, classes):
+    write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"question": "Q?", "content": "new", "span_class": classes}])
     dataset = load(tmp_path / "rows.jsonl")
     assert dataset.counts["without a class"] == 1
     assert dataset.passages[-1] == "new" and dataset.queries[-1] == "Q?"
@@ -60,7 +61,8 @@ def test_a_question_of_no_group_is_counted_and_its_passage_kept(tmp_path):
         ({"question": "q", "span_class": "end"}, "content"),
         ({"question": 3, "content": "c", "span_class": "end"}, "question"),
         ({"question": "q", "content": "c"}, "span_class"),
-        ({"question": "q", "content": "c", "span_class": []}, "span_class"),
+        ({"question": "q", "content": "c", "span_class": None}, "span_class"),
+        ({"question": "q", "content": None, "span_class": "end"}, "content"),
         ({"question": "q", "content": "c", "span_class": [1]}, "span_class"),
     ],
 )

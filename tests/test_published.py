@@ -81,6 +81,41 @@ def test_derived_figures_follow_from_the_published_ones():
         assert 1 - min(groups) / max(groups) == pytest.approx(derived["psi"], abs=6e-4)
 
 
+ZENG = """
+BM25 | 76.62 79.37 80.61 81.06 81.43 79.49 | 89.56 89.63 88.80
+BAAI/bge-m3 | 84.47 83.03 81.47 79.95 77.98 74.61 | 88.64 84.75 80.35
+NovaSearch/stella_en_400M_v5 | 85.78 83.62 82.24 80.34 78.96 75.69 | 88.19 83.93 78.96
+voyage-3-large | 89.93 89.32 89.17 88.70 88.09 86.73 | 92.65 90.63 87.96
+text-embedding-3-large | 85.19 82.45 80.32 77.84 75.27 71.10 | 86.09 83.84 82.09
+Alibaba-NLP/gte-Qwen2-7B-instruct | 85.13 83.85 83.33 81.71 80.13 77.75 | 87.45 84.92 81.79
+nvidia/NV-Embed-v2 | 93.04 93.55 93.48 93.02 92.48 90.72 | 87.35 88.39 88.10
+colbert-ir/colbertv2.0 | 91.85 90.27 91.74 89.64 86.71 84.57 | 88.73 77.78 64.25
+BAAI/bge-m3 (multi-vector) | 89.88 88.09 88.84 87.68 86.72 86.36 | 92.08 90.23 86.66
+"""
+
+
+def test_the_table_of_zeng_et_al_in_percent():
+    for line in ZENG.strip().splitlines():
+        model, *printed = line.split(" | ")
+        for task, values in zip(("SQuAD-PosQ", "FineWeb-PosQ (unfiltered)"), printed, strict=True):
+            figures = find(task, "default", model, "BM25" if model == "BM25" else "uncalibrated")
+            assert [f"{100 * value:.2f}" for value in figures["groups"].values()] == values.split(), model
+    for task in ("SQuAD-PosQ", "FineWeb-PosQ (unfiltered)"):
+        groups = find(task, "default", MODELS[0])["groups"].values()
+        derived = find(task, "default", MODELS[0], status="derived")
+        assert len(groups) / sum(1 / g for g in groups) == pytest.approx(derived["harmonic_mean"], abs=5.1e-5)
+        assert 1 - min(groups) / max(groups) == pytest.approx(derived["psi"], abs=5.1e-4)
+
+
+def test_summaries_of_minilm_follow_from_its_groups():
+    rows = [row for row in ROWS if row.task_name == "XQuAD-long en"]
+    assert {row.status for row in rows} == {"measured by this project"}
+    for row in rows:
+        groups = row.figures["groups"].values()
+        assert 3 / sum(1 / g for g in groups) == pytest.approx(row.figures["harmonic_mean"], abs=1.01e-4), row.method
+        assert 1 - min(groups) / max(groups) == pytest.approx(row.figures["psi"], abs=6e-4), row.method
+
+
 def test_how_many_there_are():
     counts = {}
     for row in ROWS:

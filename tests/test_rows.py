@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from official_layouts import fineweb_rows, squad_rows, write_jsonl, write_parquet
+from official_layouts import fineweb_rows, squad_json, squad_rows, write_jsonl, write_parquet
 
 from jaxcal.errors import CheckpointNotFound, InvalidInput, InvalidSetting
 from jaxcal.evaluation.datasets import load_benchmark, load_fineweb_posq, load_squad_posq
-from jaxcal.evaluation.datasets.rows import hub_source, local_source, read_rows
+from jaxcal.evaluation.datasets.rows import Refusals, find_files, hub_source, local_source, read_rows, whole_of
 
 COMMIT = "c" * 40
 
@@ -19,7 +19,7 @@ def hub(tmp_path, monkeypatch):
     """A hub whose repository is a folder: what was downloaded is listed."""
     folder, fetched = tmp_path / "repository", []
 
-    def info(self, repository, revision=None):
+    def info(self, repository, revision, timeout):
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         return SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename=name) for name in names])
 
@@ -33,6 +33,20 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     return SimpleNamespace(folder=folder, fetched=fetched)
+
+
+def cache(place, monkeypatch, files):
+    """A hub cache that holds these files of a/b."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place))
+    (place / "datasets--a--b" / "refs").mkdir(parents=True)
+    (place / "datasets--a--b" / "refs" / "main").write_text(COMMIT)
+    for name, rows in files.items():
+        write_parquet(place / "datasets--a--b" / "snapshots" / COMMIT / name, rows)
+
+
+def ask(local_files_only=False):
+    wanted = (("*train-*.parquet", "*train-*.json"), ("*test*",))
+    return find_files(None, "a/b", wanted, revision=None, local_files_only=local_files_only)
 
 
 def test_the_hub_gives_what_local_files_give(hub, tmp_path):
@@ -61,25 +75,88 @@ def test_fineweb_comes_from_the_train_files(hub):
         load_fineweb_posq()
 
 
+def test_a_folder_is_a_copy_of_the_repository(tmp_path):
+    """Its parts come in the order of the data set, not of their names, and what else lies there is no data."""
+    rows = squad_rows()
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "train-v2.0.json").write_text(json.dumps(squad_json(rows[:200])))
+    (tmp_path / "json" / "dev-v2.0.json").write_text(json.dumps(squad_json(rows[200:])))
+    write_parquet(tmp_path / "hub" / "squad_v2" / "train-00000-of-00001.parquet", rows[:200])
+    write_parquet(tmp_path / "hub" / "squad_v2" / "validation-00000-of-00001.parquet", rows[200:])
+    (tmp_path / "hub" / "README.md").write_text("read me")
+    write_jsonl(tmp_path / "all.jsonl", rows)
+    (whole,) = load_squad_posq(str(tmp_path / "all.jsonl")).tasks[0].load()
+    for name in ("json", "hub"):
+        (part,) = load_squad_posq(str(tmp_path / name)).tasks[0].load()
+        assert (part.queries, part.passages) == (whole.queries, whole.passages)
+        assert (part.gold.tolist(), part.query_ids) == (whole.gold.tolist(), whole.query_ids)
+    (tmp_path / "hub" / "squad_v2" / "validation-00000-of-00001.parquet").unlink()
+    with pytest.raises(InvalidInput, match=r"hub has no file \*validation-\*.parquet or \*dev-\*.json; it has README"):
+        load_squad_posq(str(tmp_path / "hub"))
+
+
+def test_fineweb_files_need_not_be_called_train(hub):
+    write_jsonl(hub.folder / "FineWeb.jsonl", fineweb_rows())
+    (hub.folder / "README.md").write_text("read me")
+    (part,) = load_fineweb_posq().tasks[0].load()
+    assert part.counts["rows read"] == 300
+    write_jsonl(hub.folder / "train.jsonl", fineweb_rows()[:7])
+    (part,) = load_fineweb_posq().tasks[0].load()
+    assert part.counts["rows read"] == 7
+
+
+def test_a_revision_of_local_files_is_refused(tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl", fineweb_rows())
+    with pytest.raises(InvalidSetting, match="revision is of the hub's files"):
+        load_fineweb_posq(str(tmp_path / "rows.jsonl"), revision="main")
+
+
 def test_a_repository_without_the_files_says_what_it_has(hub):
     write_parquet(hub.folder / "data/test.parquet", [{"a": 1}])
     with pytest.raises(
-        InvalidInput, match=r"rajpurkar/squad_v2 has no file \*train-\*.parquet; it has data/test.parquet"
+        InvalidInput,
+        match=r"^rajpurkar/squad_v2 has no file \*train-\*.parquet or \*train-\*.json; it has data/test.parquet",
     ):
         load_squad_posq()
 
 
-def test_offline_takes_the_cache_or_says_how_to_get_the_data(tmp_path, monkeypatch):
+def test_offline_takes_the_cache(tmp_path, monkeypatch, hub):
+    cache(tmp_path, monkeypatch, {"x/train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
+    source, names = ask(local_files_only=True)
+    assert names == ["x/train-0.parquet", "test.parquet"]
+    assert list(read_rows(source.fetch(names[1]))) == [(1, {"a": 2})]
+    assert source.origin(names) == {"repository": "a/b", "revision": COMMIT}
+    assert hub.fetched == []
+
+
+def test_offline_with_an_incomplete_cache_says_what_is_missing(tmp_path, monkeypatch):
+    cache(tmp_path, monkeypatch, {"train-0.parquet": [{"a": 1}]})
+    with pytest.raises(InvalidInput, match=r"the cached copy of a/b has no file \*test\*; it has train-0.parquet"):
+        ask(local_files_only=True)
+
+
+def test_offline_without_a_cache_says_how_to_get_the_data(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointNotFound, match="a/b .*not in the cache.*local copies with `files`"):
-        hub_source("a/b", local_files_only=True)
-    snapshot = tmp_path / "datasets--a--b" / "snapshots" / COMMIT
-    write_parquet(snapshot / "x.parquet", [{"a": 1}])
-    (tmp_path / "datasets--a--b" / "refs").mkdir()
-    (tmp_path / "datasets--a--b" / "refs" / "main").write_text(COMMIT)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(snapshot))
-    source = hub_source("a/b", local_files_only=True)
-    assert (source.names, source.commit) == (("x.parquet",), COMMIT)
+    with pytest.raises(CheckpointNotFound) as error:
+        ask(local_files_only=True)
+    assert str(error.value) == (
+        "The data set a/b (revision main) is not in the cache, and the hub was not to be asked; load it once with a"
+        " connection. Or give local copies of *train-*.parquet or *train-*.json and *test* with `files`."
+    )
+
+
+def test_an_unreachable_hub_leaves_the_cache_with_a_warning(tmp_path, monkeypatch, hub, caplog):
+    def fail(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "none"))
+    with pytest.raises(CheckpointNotFound, match=r"hub cannot be reached \(ConnectionError: no route\).*`files`"):
+        ask()
+    cache(tmp_path, monkeypatch, {"train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
+    _, names = ask()
+    assert names == ["train-0.parquet", "test.parquet"]
+    assert f"using the cached commit {COMMIT} of a/b" in caplog.text
 
 
 def test_what_a_failed_download_says(hub, monkeypatch):
@@ -97,7 +174,7 @@ def test_local_sources(tmp_path):
     write_jsonl(tmp_path / "two" / "a.jsonl", [{"x": 2}])
     source = local_source(str(tmp_path))
     assert source.names == ("one/a.jsonl", "two/a.jsonl")
-    assert source.matching("two/*") == ["two/a.jsonl"]
+    assert source.matching(["three/*", "two/*", "*"]) == ["two/a.jsonl"]
     origin = source.origin(source.names)
     assert set(origin) == {"files"} and len(set(origin["files"].values())) == 2
     with pytest.raises(InvalidInput, match="same name"):
@@ -111,7 +188,8 @@ def test_local_sources(tmp_path):
     [
         ("a.jsonl", b'{"a": 1}\n{', "a.jsonl, row 2: not JSON"),
         ("a.jsonl", b"[1]\n", "a.jsonl, row 1: is not an object"),
-        ("a.jsonl", b'{"a": "\xff"}\n', "a.jsonl cannot be read.*utf-8"),
+        ("a.jsonl", b'{}\n{"a": "\xff"}\n', "a.jsonl, row 2, byte 8: not UTF-8"),
+        ("a.json", b'["\xff"]', "a.json cannot be read.*utf-8"),
         ("a.json", b'{"a": 1}', "not a list"),
         ("a.json", b"[" * 100_000, "not JSON"),
         ("a.parquet", b"PAR1", "not a Parquet file"),
@@ -122,6 +200,21 @@ def test_files_that_cannot_be_read(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInput, match=message):
         list(read_rows(tmp_path / name))
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n')
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf[{"a": 1}]')
+    assert list(read_rows(tmp_path / "a.jsonl")) == list(read_rows(tmp_path / "a.json")) == [(1, {"a": 1})]
+
+
+def test_ten_refusals_are_logged_and_all_are_counted(caplog):
+    refusals = Refusals("skip")
+    for number in range(1, 13):
+        with refusals.row("a.jsonl", number):
+            whole_of({"n": True}, "n")
+    assert refusals.count == 12 and len(caplog.records) == 10
+    assert caplog.records[9].message == "refused: a.jsonl, row 10, field \"n\": is 'True'; it must be a whole number."
 
 
 def test_line_separators_inside_strings_are_text(tmp_path):

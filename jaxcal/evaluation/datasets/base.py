@@ -160,11 +160,13 @@ class Task:
         languages: codes such as "eng-Latn", of the queries first.
         load: reads the data sets. They are searched apart, each in its own passages; their judgements are then pooled.
             All of them have the same groups and buckets.
+        parts: names of the data sets, known before they are loaded.
     """
 
     subset: str
     languages: tuple[str, ...]
     load: Callable[[], Sequence[PositionDataset]]
+    parts: tuple[str, ...] = ("default",)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,19 +9,19 @@ from typing import Any
 
 from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset, Task
 from jaxcal.evaluation.datasets.rows import (
-    BadField,
     Policy,
     Refusals,
     Source,
     columns,
-    hub_source,
+    find_files,
     list_of,
-    local_source,
     read_rows,
     text_of,
 )
 
 REPOSITORY = "NovaSearch/FineWeb-PosQ"
+# The hub's tools call all files "train" where none has the word in its name.
+_FILES = tuple(f"{name}.{suffix}" for name in ("*train*", "*") for suffix in ("parquet", "jsonl", "json"))
 GROUPS = ("beginning", "middle", "end")
 
 
@@ -35,7 +35,8 @@ def load_fineweb_posq(
     """Load FineWeb-PosQ: all contents are passages; a question counts in each group that its span_class names.
 
     Args:
-        files: local copies instead of the hub's: .parquet, .jsonl or .json with question, content and span_class.
+        files: local copies instead of the hub's: .parquet, .jsonl or .json with question, content and span_class; or a
+            folder with them.
         revision: branch, tag or commit on the hub.
         malformed: "stop" at a malformed row, or "skip" it; skipped rows are counted.
         local_files_only: never touch the network.
@@ -44,12 +45,7 @@ def load_fineweb_posq(
         InvalidInput: a malformed row, with file, row and field.
         CheckpointNotFound: the hub's files cannot be had.
     """
-    if files is not None:
-        source = local_source(files)
-        names = list(source.names)
-    else:
-        source = hub_source(REPOSITORY, revision=revision, local_files_only=local_files_only)
-        names = source.matching("*train*")
+    source, names = find_files(files, REPOSITORY, [_FILES], revision=revision, local_files_only=local_files_only)
     return Benchmark(
         name="FineWeb-PosQ",
         split="train",
@@ -78,8 +74,8 @@ def _by_class(source: Source, names: Sequence[str], malformed: Policy) -> Positi
                     counts["without a question"] += 1
                     continue
                 queries.setdefault(question, len(queries))
-                # Looked up by text, so that the last passage of a repeated question counts, as in the same authors'
-                # SQuAD-PosQ script; for this data set derived, not published.
+                # Quirk: the gold passage is looked up by the question's text, so the last one of a repeated question
+                # counts.
                 gold[question] = passage
                 asked.append((question, groups))
                 counts["without a class"] += not groups
@@ -102,11 +98,7 @@ def _row(row: Mapping[str, Any]) -> tuple[str | None, str, list[int]]:
     if row.get("question") in (None, ""):
         return None, content, []
     question = text_of(row, "question")
-    if isinstance(row.get("span_class"), list):
-        classes = " ".join(list_of(row, "span_class", str))
-    else:
-        classes = text_of(row, "span_class")
-    if not classes.strip():
-        raise BadField("span_class", "is empty")
-    # Quirk: membership is that of a substring, so "beginning,middle" is in both groups.
+    listed = isinstance(row.get("span_class"), list)
+    classes = list_of(row, "span_class", str) if listed else text_of(row, "span_class")
+    # Quirk: one membership test for lists and strings, so the string "beginning,middle" is in both groups.
     return question, content, [number for number, group in enumerate(GROUPS) if group in classes]

@@ -145,7 +145,7 @@ def _task(source: Source, codes: tuple[str, str], domains: Sequence[str], malfor
     def load() -> list[PositionDataset]:
         return [_dataset(source, _files(codes, domain), domain, malformed) for domain in domains]
 
-    return Task(f"{codes[0][:3]}-{codes[1][:3]}", tuple(dict.fromkeys(codes)), load)
+    return Task(f"{codes[0][:3]}-{codes[1][:3]}", tuple(dict.fromkeys(codes)), load, tuple(domains))
 
 
 def _dataset(source: Source, files: Mapping[str, str], domain: str, malformed: Policy) -> PositionDataset:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,24 +29,26 @@ class Source:
         where: what messages call the place.
         names: the files, relative to it.
         fetch: gives the local path of a file, downloading it if need be.
-        commit: of a hub repository; None for local files.
+        repository, commit: on the hub; None for local files.
     """
 
     where: str
     names: tuple[str, ...]
     fetch: Callable[[str], Path]
+    repository: str | None = None
     commit: str | None = None
 
-    def matching(self, pattern: str) -> list[str]:
-        """The names that match a pattern such as "*/train-*.parquet", in order.
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """The names that match the first of the patterns that any name matches, in order.
 
         Raises:
             InvalidInput: none does, or one of numbered parts (-00000-of-00002) is missing.
         """
-        found = sorted(name for name in self.names if fnmatch.fnmatchcase(name, pattern))
+        by_pattern = {pattern: sorted(fnmatch.filter(self.names, pattern)) for pattern in patterns}
+        pattern, found = next(((pattern, found) for pattern, found in by_pattern.items() if found), ("", []))
         if not found:
             listed = ", ".join(self.names[:8]) or "nothing"
-            raise InvalidInput(f"{self.where} has no file {pattern}; it has {listed}.")
+            raise InvalidInput(f"{self.where} has no file {' or '.join(patterns)}; it has {listed}.")
         parts = [name.rpartition("-of-")[2].partition(".")[0] for name in found if "-of-" in name]
         if parts and parts[0].isdigit() and len(parts) != int(parts[0]):
             raise InvalidInput(
@@ -57,8 +59,42 @@ class Source:
     def origin(self, names: Sequence[str]) -> dict[str, Any]:
         """What identifies these files: the commit of a repository, or a sha256 of each."""
         if self.commit is not None:
-            return {"repository": self.where, "revision": self.commit}
+            return {"repository": self.repository, "revision": self.commit}
         return {"files": {name: sha256(self.fetch(name)) for name in names}}
+
+
+def find_files(
+    files: str | Path | Sequence[str | Path] | None,
+    repository: str,
+    wanted: Sequence[Sequence[str]],
+    *,
+    revision: str | None,
+    local_files_only: bool,
+) -> tuple[Source, list[str]]:
+    """The files of a data set, in order: local ones as they are listed; of the hub, or of a folder, by their names.
+
+    Args:
+        files: local files, or a folder with a copy of the repository; None: the hub's.
+        wanted: for each part of the data set the patterns that its files may have; the first that matches counts.
+
+    Raises:
+        InvalidInput: a local file does not exist, or no file has a wanted name.
+        InvalidSetting: a revision of local files.
+        CheckpointNotFound: the hub's files cannot be had; says why.
+    """
+    if files is None:
+        try:
+            source = hub_source(repository, revision=revision, local_files_only=local_files_only)
+        except CheckpointNotFound as error:
+            listed = " and ".join(" or ".join(patterns) for patterns in wanted)
+            raise CheckpointNotFound(f"{error} Or give local copies of {listed} with `files`.") from error
+    else:
+        if revision is not None:
+            raise InvalidSetting("revision is of the hub's files; leave it out where `files` gives local ones.")
+        source = local_source(files)
+        if not Path(source.where).is_dir():
+            return source, list(source.names)
+    return source, [name for patterns in wanted for name in source.matching(patterns)]
 
 
 def local_source(files: str | Path | Sequence[str | Path]) -> Source:
@@ -90,14 +126,17 @@ def hub_source(repository: str, *, revision: str | None = None, local_files_only
         CheckpointNotFound: the repository, the revision or a file cannot be had; says why.
     """
     if local_files_only or offline():
-        return _cached_source(repository, revision)
-    from huggingface_hub import HfApi, hf_hub_download
+        return _cached_source(repository, revision, "was not to be asked")
+    from huggingface_hub import HfApi, constants, hf_hub_download
 
+    wait = constants.HF_HUB_ETAG_TIMEOUT  # without a limit, a network that swallows packets would hang us for minutes
     try:
         with hub_errors(repository, revision, "the list of files"):
-            info = HfApi().dataset_info(repository, revision=revision)
-    except Unreachable:
-        return _cached_source(repository, revision)
+            info = HfApi().dataset_info(repository, revision=revision, timeout=wait)
+    except Unreachable as error:
+        source = _cached_source(repository, revision, f"cannot be reached ({error})")
+        logger.warning("The hub cannot be reached; using the cached commit %s of %s.", source.commit, repository)
+        return source
     commit = info.sha
 
     def fetch(name: str) -> Path:
@@ -108,21 +147,21 @@ def hub_source(repository: str, *, revision: str | None = None, local_files_only
             raise CheckpointNotFound(f"{name} of {repository} could not be downloaded: {error}") from error
 
     names = tuple(sorted(file.rfilename for file in info.siblings or ()))
-    return Source(repository, names, fetch, commit)
+    return Source(repository, names, fetch, repository, commit)
 
 
-def _cached_source(repository: str, revision: str | None) -> Source:
+def _cached_source(repository: str, revision: str | None, hub: str) -> Source:
     from huggingface_hub import errors, snapshot_download
 
     try:
         folder = Path(snapshot_download(repository, repo_type="dataset", revision=revision, local_files_only=True))
     except errors.LocalEntryNotFoundError:
         raise CheckpointNotFound(
-            f"the data set {repository} (revision {revision or 'main'}) is not in the cache, and the hub is out of"
-            " reach or not to be asked; load it once with a connection, or give local copies with `files`."
+            f"The data set {repository} (revision {revision or 'main'}) is not in the cache, and the hub {hub}; load it"
+            " once with a connection."
         ) from None
     local = local_source(folder)
-    return Source(repository, local.names, local.fetch, folder.name)
+    return Source(f"the cached copy of {repository}", local.names, local.fetch, repository, folder.name)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -165,9 +204,14 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
+    with path.open("rb") as file:  # of a binary file: lines end at \n alone, and a wrong byte has a row
         for number, line in enumerate(file, 1):
-            yield parse_json(line, f"{path}, row {number}")
+            where = f"{path}, row {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidInput(f"{where}, byte {error.start + 1}: not UTF-8; convert the file.") from None
+            yield parse_json(text, where)
 
 
 def _json_list(path: Path) -> Iterator[Any]:
@@ -220,12 +264,18 @@ def whole_of(row: Mapping[str, Any], field: str) -> int:
     return _of(row, field, int, "a whole number")
 
 
+def flag_of(row: Mapping[str, Any], field: str) -> bool:
+    """A field that must be true or false."""
+    return _of(row, field, bool, "true or false")
+
+
 def list_of(row: Mapping[str, Any], field: str, kind: type) -> list[Any]:
-    """A field that must be a list of values of one type."""
+    """A field that must be a list of strings, whole numbers or objects."""
     values = _of(row, field, list, "a list")
     for value in values:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise BadField(field, f"holds {value!r}; it must be a list of {kind.__name__}")
+            called = {str: "strings", int: "whole numbers", dict: "objects"}[kind]
+            raise BadField(field, f"holds {str(value)[:60]!r}; it must be a list of {called}")
     return values
 
 
@@ -274,10 +324,9 @@ class Refusals:
         except BadField as bad:
             self._refuse(f"{where}, row {number}, {bad}.")
 
-    def _refuse(self, message: str) -> None | NoReturn:
+    def _refuse(self, message: str) -> None:
         if self.policy == "stop":
             raise InvalidInput(f"{message} (malformed: skip leaves such rows out and counts them)")
         self.count += 1
         if self.count <= _SHOWN:
             logger.warning("refused: %s", message)
-        return None

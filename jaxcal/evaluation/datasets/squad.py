@@ -16,7 +16,8 @@ from jaxcal.evaluation.datasets.rows import (
     Refusals,
     Source,
     columns,
-    hub_source,
+    find_files,
+    flag_of,
     list_of,
     local_source,
     mapping_of,
@@ -27,7 +28,7 @@ from jaxcal.evaluation.datasets.rows import (
 )
 
 REPOSITORY = "rajpurkar/squad_v2"
-_SPLITS = ("*train-*.parquet", "*validation-*.parquet")
+_SPLITS = (("*train-*.parquet", "*train-*.json"), ("*validation-*.parquet", "*dev-*.json"))
 # Bins of the answer's first character. Quirk: both ends count, so a start of exactly 100 stands in two bins, and its
 # question is scored twice.
 BINS = ((0, 100), (100, 200), (200, 300), (300, 400), (400, 500), (500, 3120))
@@ -54,7 +55,7 @@ def load_squad_posq(
 
     Args:
         files: local copies instead of the hub's rajpurkar/squad_v2: SQuAD's own JSON (versions 1 and 2), or rows in the
-            hub's layout (.parquet, .jsonl). Order counts: train before validation.
+            hub's layout (.parquet, .jsonl). Order counts: train before validation. Or a folder with both.
         revision: branch, tag or commit on the hub.
         malformed: "stop" at a malformed row, or "skip" it; skipped rows are counted.
         local_files_only: never touch the network.
@@ -63,12 +64,7 @@ def load_squad_posq(
         InvalidInput: a malformed row, with file, row and field.
         CheckpointNotFound: the hub's files cannot be had.
     """
-    if files is not None:
-        source = local_source(files)
-        names = list(source.names)
-    else:
-        source = hub_source(REPOSITORY, revision=revision, local_files_only=local_files_only)
-        names = [name for pattern in _SPLITS for name in source.matching(pattern)]
+    source, names = find_files(files, REPOSITORY, _SPLITS, revision=revision, local_files_only=local_files_only)
     return Benchmark(
         name="SQuAD-PosQ",
         split="train+validation" if files is None else "test",
@@ -174,9 +170,10 @@ def _joined(
         ("paragraphs read", "paragraphs too long", "questions of those", "unanswerable"), 0
     )
     documents: list[_Document] = []
+    known: set[str] = set()
     for file in source.names:
         for article in _articles(source.fetch(file)):
-            documents += _documents(article, file, count_tokens, limit, counts, refusals)
+            documents += _documents(article, file, count_tokens, limit, counts, refusals, known)
     judged, queries, ids = [], [], []
     for number, document in enumerate(documents):
         total = sum(len(paragraph) + 1 for paragraph in document.paragraphs)
@@ -203,8 +200,9 @@ def _documents(
     limit: int,
     counts: dict[str, int],
     refusals: Refusals,
+    known: set[str],
 ) -> list[_Document]:
-    """The documents of one article."""
+    """The documents of one article; `known` gathers the ids of all questions."""
     paragraphs = []
     for where, paragraph in article.paragraphs:
         with refusals.row(file, where):
@@ -226,6 +224,9 @@ def _documents(
         for number, qa in enumerate(qas, 1):
             with refusals.row(file, f"{where}, question {number}"):
                 question = _question(qa, context)
+                if question.id in known:
+                    raise BadField("id", f"is {question.id!r} for the second time")
+                known.add(question.id)
                 if question.start is None:
                     counts["unanswerable"] += 1
                 else:
@@ -258,12 +259,13 @@ def _articles(path: Path) -> Iterator[_Article]:
 
 def _questions(source: Source, names: Sequence[str], refusals: Refusals) -> Iterator[_Question]:
     """All questions in order, from SQuAD's own layout or from rows of the hub's."""
+    texts: dict[str, str] = {}  # by id
     for name in names:
         path = source.fetch(name)
         if path.suffix.lower() != ".json":
             for number, row in read_rows(path):
                 with refusals.row(name, number):
-                    yield _row(row)
+                    yield _identified(_row(row), texts)
             continue
         for article in _articles(path):
             for where, paragraph in article.paragraphs:
@@ -272,7 +274,14 @@ def _questions(source: Source, names: Sequence[str], refusals: Refusals) -> Iter
                     context, qas = text_of(paragraph, "context"), list_of(paragraph, "qas", dict)
                 for index, qa in enumerate(qas, 1):
                     with refusals.row(name, f"{where}, question {index}"):
-                        yield _question(qa, context or "")
+                        yield _identified(_question(qa, context or ""), texts)
+
+
+def _identified(question: _Question, texts: dict[str, str]) -> _Question:
+    """A question whose id no other question has; the same one may come again."""
+    if texts.setdefault(question.id, question.text) != question.text:
+        raise BadField("id", f"is {question.id!r}, which another question has too")
+    return question
 
 
 def _row(row: Mapping[str, Any]) -> _Question:
@@ -282,21 +291,22 @@ def _row(row: Mapping[str, Any]) -> _Question:
     texts, starts = list_of(answers, "text", str), list_of(answers, "answer_start", int)
     if len(texts) != len(starts):
         raise BadField("answers", f"has {len(texts)} texts and {len(starts)} starts")
-    start = _checked_start(context, texts[0], starts[0]) if texts else None
-    return _Question(text_of(row, "id"), context, text_of(row, "question"), start)
+    return _Question(text_of(row, "id"), context, text_of(row, "question"), _first_start(context, texts, starts))
 
 
 def _question(qa: Mapping[str, Any], context: str) -> _Question:
     """A question of SQuAD's own layout, where answers are a list of objects; version 2 marks the impossible ones."""
     answers = list_of(qa, "answers", dict)
-    start = None
-    if answers and not qa.get("is_impossible", False):
-        start = _checked_start(context, text_of(answers[0], "text"), whole_of(answers[0], "answer_start"))
+    if "is_impossible" in qa and flag_of(qa, "is_impossible"):
+        answers = []
+    texts = [text_of(answer, "text") for answer in answers]
+    start = _first_start(context, texts, [whole_of(answer, "answer_start") for answer in answers])
     return _Question(text_of(qa, "id"), context, text_of(qa, "question"), start)
 
 
-def _checked_start(context: str, answer: str, start: int) -> int:
-    """The first answer's start, in characters: it is the one that counts."""
-    if start < 0 or context[start : start + len(answer)] != answer:
-        raise BadField("answer_start", f"is {start}, but the answer {answer[:40]!r} does not stand there")
-    return start
+def _first_start(context: str, texts: Sequence[str], starts: Sequence[int]) -> int | None:
+    """The first answer's start, in characters: it is the one that counts. All answers must stand where they say."""
+    for answer, start in zip(texts, starts, strict=True):
+        if start < 0 or not answer or context[start : start + len(answer)] != answer:
+            raise BadField("answer_start", f"is {start}, but the answer {answer[:40]!r} does not stand there")
+    return starts[0] if starts else None
