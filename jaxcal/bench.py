@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -31,8 +32,10 @@ from jaxcal.checkpoint.modules import EncoderSettings
 from jaxcal.checkpoint.weights import build
 from jaxcal.encoder import Encoder, load
 from jaxcal.errors import InvalidSetting
-from jaxcal.evaluation.datasets import load_pydoc_posq, read_pydoc_posq
+from jaxcal.evaluation.datasets import PositionDataset, load_pydoc_posq, read_pydoc_posq
 from jaxcal.evaluation.minilm import load_minilm
+from jaxcal.evaluation.scoring import Judgements, entry, score
+from jaxcal.evaluation.search import retrieve
 from jaxcal.io import atomic, check_writable
 from jaxcal.models import FAMILIES, EncoderConfig, bert, gte, qwen3
 from jaxcal.models.config import Rope
@@ -232,7 +235,8 @@ def batching() -> Iterator[Row]:
     corpus = [rng.integers(2, 1000, length, dtype=np.int32) for length in lengths]
     encoder.encode_ids(corpus, show_progress=True)
     run = encoder.last_run
-    what, detail = "4,000 texts of 5 to 512 tokens", dataclasses.asdict(run)
+    counts = {key: value for key, value in dataclasses.asdict(run).items() if not isinstance(value, np.ndarray)}
+    what, detail = "4,000 texts of 5 to 512 tokens", counts
     yield Row("batching", f"padded tokens, {what}", run.padding, "<= 0.08", run.padding <= 0.08, detail)
     buckets = len({bucket(int(length), 512) for length in lengths})
     compiled = run.compilations
@@ -256,6 +260,58 @@ def accuracy() -> Iterator[Row]:
         alone = np.concatenate([encoder.encode_ids([text]) for text in ids])
         largest = float(np.abs(alone - together).max())
         yield Row("accuracy", f"a text alone against in a batch, {name}", largest, "<= 5e-06", largest <= 5e-6, {})
+
+
+# passages, queries, width, most seconds or None, most memory in GB
+_SEARCHES = ((20_000, 90_000, 384, 120, 4), (1_000_000, 10_000, 1024, None, 8))
+
+
+def search() -> Iterator[Row]:
+    """Exact retrieval, metrics and intervals on random vectors, each in a fresh process whose peak memory counts.
+
+    The first has SQuAD-PosQ's size and includes 10,000 bootstrap resamples and permutations against a second system.
+    """
+    for passages, queries, width, most_seconds, most_memory in _SEARCHES:
+        program = f"import jaxcal.bench as b; b.search_once({passages}, {queries}, {width}, {most_seconds is not None})"
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        measured = json.loads(done.stdout.splitlines()[-1])
+        what = f"{passages:,} passages, {queries:,} queries, width {width}"
+        memory, seconds = measured["peak_gb"], measured["search"] + measured["scoring"]
+        kept = None if most_seconds is None else seconds <= most_seconds
+        budget = "" if most_seconds is None else f"<= {most_seconds}"
+        yield Row("search", f"{what}: seconds", seconds, budget, kept, measured)
+        yield Row("search", f"{what}: peak memory (GB)", memory, f"<= {most_memory}", memory <= most_memory, measured)
+
+
+def search_once(passages: int, queries: int, width: int, intervals: bool) -> None:
+    """Print one measurement of `search` as JSON: seconds, and the peak memory of this process, vectors included."""
+    rng = np.random.default_rng(0)
+    corpus = rng.standard_normal((passages, width), np.float32)
+    asked = rng.standard_normal((queries, width), np.float32)
+    gold = rng.integers(0, passages, queries)
+    dataset = PositionDataset(
+        name="random",
+        queries=("",) * queries,
+        passages=("",) * passages,
+        groups=("beginning", "middle", "end"),
+        query=np.arange(queries),
+        gold=gold,
+        group=rng.integers(0, 3, queries),
+    )
+    # Queries near their passages, so that there is something to score.
+    asked += 0.1 * np.linalg.norm(asked, axis=1, keepdims=True) / np.sqrt(width) * corpus[gold]
+    started = time.perf_counter()
+    run = retrieve(dataset, asked, corpus, 100)
+    searched = time.perf_counter()
+    judgements = Judgements.pool([dataset])
+    scores = score(dataset, run, "average", 100)
+    other = dataclasses.replace(scores, ndcg=rng.permutation(scores.ndcg))
+    found = entry(judgements, scores, other if intervals else None, resamples=10_000 if intervals else 10)
+    ended = time.perf_counter()
+    # Kilobytes on Linux, bytes on macOS.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "linux" else 2**30)
+    measured = {"search": searched - started, "scoring": ended - searched, "peak_gb": peak, "ndcg": found["ndcg_at_10"]}
+    print(json.dumps(measured))
 
 
 def startup() -> Iterator[Row]:
@@ -348,4 +404,5 @@ BENCHES: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory,
     "calibration": calibration,
     "peers": peers,
+    "search": search,
 }

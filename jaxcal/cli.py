@@ -338,7 +338,8 @@ def _add_special(parser: ArgumentParser, function: Callable[..., None], text: st
         described = re.search(rf"^    {name}: (.*)$", text, re.MULTILINE)
         options: dict[str, Any] = {"help": described and described[1]}
         if name == "evaluation":
-            parser.add_argument(name, nargs="?", type=Path, metavar="CONFIG", **options)
+            # Without a default, because an absent positional would wipe out what --config says.
+            parser.add_argument(name, nargs="?", type=Path, metavar="CONFIG", default=argparse.SUPPRESS, **options)
         elif annotation == list[Path] | None:
             parser.add_argument(f"--{name}", nargs="+", type=Path, metavar="PATH", **options)
         else:

@@ -158,9 +158,9 @@ ENCODE = ("encode", "--model", "m", "--input", "i.txt", "--output", "o.npy")
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "a command must be given; commands are encode, demo, bench; see `jaxcal --help`."),
-        (("nope",), "'nope' is no command; commands are encode"),
-        (("--nope",), "unrecognized arguments: --nope; commands are encode"),
+        ((), "a command must be given; commands are encode, evaluate, demo, bench; see `jaxcal --help`."),
+        (("nope",), "'nope' is no command; commands are encode, evaluate"),
+        (("--nope",), "unrecognized arguments: --nope; commands are encode, evaluate"),
         (("encode", "--input", "i.txt"), "--model, --output must be given; see `jaxcal encode --help`."),
         ((*ENCODE, "--nope", "3"), "unrecognized arguments: --nope 3; see `jaxcal encode --help`."),
         ((*ENCODE, "more"), "unrecognized arguments: more"),
@@ -273,7 +273,7 @@ def test_a_run_that_fails_leaves_the_old_output(checkpoint, tmp_path, monkeypatc
 # --- help, version, other commands ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["encode", "demo", "bench"])
+@pytest.mark.parametrize("command", ["encode", "evaluate", "demo", "bench"])
 def test_every_command_explains_itself_with_an_example(capsys, command):
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out

@@ -20,6 +20,7 @@ from jaxcal.encoder import Encoder, load
 from jaxcal.errors import InvalidInput, InvalidSetting, MissingDependency
 from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset
 from jaxcal.evaluation.metrics import Ranks, ndcg, summarise
+from jaxcal.evaluation.search import NOT_RETRIEVED
 from jaxcal.evaluation.vectors import fingerprint
 
 try:
@@ -229,7 +230,7 @@ def _position_scores(dataset: PositionDataset, results: Mapping[str, Mapping[str
         found = results.get(dataset.query_ids[query], {})
         own = found.get(dataset.passage_ids[gold])
         values = np.array(list(found.values()))
-        above.append(len(dataset.passages) if own is None else int((values > own).sum()))
+        above.append(NOT_RETRIEVED if own is None else int((values > own).sum()))
         tied.append(0 if own is None else int((values == own).sum()) - 1)
     scores = ndcg(Ranks(np.array(above), np.array(tied)), 10)[dataset.topics.of_judgement]
     summary = summarise({name: values for name, values in dataset.by_group(scores).items() if values.size})

@@ -76,6 +76,8 @@ def load_posir(
         CheckpointNotFound: the hub's files cannot be had.
     """
     if folder is not None:
+        if revision is not None:
+            raise InvalidSetting("revision is of the hub's files; leave it out where `folder` gives local ones.")
         source = local_source(folder)
     else:
         source = hub_source(REPOSITORY, revision=revision, local_files_only=local_files_only)

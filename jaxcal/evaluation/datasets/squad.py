@@ -67,7 +67,7 @@ def load_squad_posq(
     source, names = find_files(files, REPOSITORY, _SPLITS, revision=revision, local_files_only=local_files_only)
     return Benchmark(
         name="SQuAD-PosQ",
-        split="train+validation" if files is None else "test",
+        split="train+validation",
         source=source.origin(names),
         tasks=(Task("default", ("eng-Latn",), lambda: [_by_start(source, names, malformed)]),),
     )
@@ -106,6 +106,7 @@ def _by_start(source: Source, names: Sequence[str], malformed: Policy) -> Positi
         if low <= start <= high
     ]
     counts |= {"refused": refusals.count, "passages": len(passages), "different queries": len(queries)}
+    counts["questions read"] += refusals.count
     counts["in two bins"] = len(judged) - len(asked)
     return PositionDataset(
         name="SQuAD-PosQ",
