@@ -1,6 +1,7 @@
 """`jaxcal evaluate` on the command line: from a configuration to files, side by side, and mistakes in one line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def test_options_from_a_file_and_another_cache(evaluated, tmp_path, capsys):
     )
     assert main(["evaluate", "--config", str(tmp_path / "options.yaml")]) == 0
     printed = capsys.readouterr()
-    assert "encoded" not in printed.err, "the vectors of the other output serve"
+    encoded = re.findall(r"(\d+) texts encoded, \d+ were there", printed.err)
+    assert len(encoded) == 2 and set(encoded) == {"0"}, "the vectors of the other output serve"
     assert "SQuAD-PosQ default: 60 questions read" in printed.out and "| uncalibrated |" in printed.out
     (path,) = (tmp_path / "new" / "SQuAD-PosQ").rglob("uncalibrated.json")
     assert json.loads(path.read_text()) == results(evaluated)["uncalibrated"]

@@ -270,7 +270,7 @@ def test_results_of_something_else_are_not_replaced(small, written):
     encoder = jaxcal.load(written("bert", "mean", max_position_embeddings=128).folder)
     with pytest.raises(InvalidSetting, match="another 'model'.*--output"):
         run(encoder, place / "out", dataset, max_length=64)
-    encoder.max_length = 128
+    assert encoder.max_length == 128, "the caller's encoder stays as it was"
     with pytest.raises(InvalidSetting, match="another 'calibration'"):
         run(encoder, place / "out", dataset, calibrations={"full strength": SMALL.replace(basket_size=9)})
     with pytest.raises(InvalidSetting, match="another 'protocol'"):
@@ -278,6 +278,13 @@ def test_results_of_something_else_are_not_replaced(small, written):
     write_jsonl(place / "other" / "rows.jsonl", squad_rows(80, seed=5))
     with pytest.raises(InvalidSetting, match="another 'dataset_revision'"):
         run(encoder, place / "out", {"name": "squad-posq", "files": str(place / "other" / "rows.jsonl")})
+
+
+@pytest.mark.parametrize("names", [("a b", "a-b"), ("a", "A"), ("BM25",)])
+def test_methods_with_one_file_name_are_refused(encoder, tmp_path, names):
+    calibrations = dict.fromkeys(names, SMALL)
+    with pytest.raises(InvalidSetting, match="rename one"):
+        run(encoder, tmp_path, {"name": "pydoc-posq"}, calibrations=calibrations, bm25=True)
 
 
 def test_a_group_without_questions_is_refused_before_anything_is_encoded(encoder, tmp_path, monkeypatch):

@@ -162,7 +162,7 @@ def test_segment_sets_of_the_shipped_data():
     [
         ([{"id": "a", "segments": ["x"]}], 'row 1, field "segments": has 1'),
         ([{"id": "a", "segments": ["x"] * 7}], 'row 1, field "segments": has 7'),
-        ([{"id": "a", "segments": ["x", 3]}], 'row 1, field "segments": holds 3'),
+        ([{"id": "a", "segments": ["x", 3]}], "row 1, field \"segments\": holds '3'; it must be a list of strings.$"),
         ([{"segments": ["x", "y"]}], 'row 1, field "id": is missing'),
         ([{"id": "a", "segments": ["x", "y"]}, {"id": "b", "segments": ["x", "y", "z"]}], "row 2.*the first set 2"),
         ([{"id": "a", "segments": ["x", "y"]}], "at least two"),

@@ -16,7 +16,7 @@ from jaxcal.evaluation.permutations import (
     read_segment_sets,
     report,
 )
-from jaxcal.evaluation.runner import as_json, describe, model_name, prompts, slug
+from jaxcal.evaluation.runner import as_json, describe, limited, model_name, prompts, slug
 from jaxcal.evaluation.vectors import VectorStore
 from jaxcal.io import atomic, exclusive, make_folder
 from jaxcal.plots import require_matplotlib
@@ -45,8 +45,7 @@ def evaluate_orders(
     require_matplotlib()
     if config.bm25:
         raise InvalidSetting(f"{SEGMENT_ORDERS} compares vectors, and BM25 has none; leave bm25 out.")
-    if config.max_length is not None:
-        encoder.max_length = min(encoder.max_length, config.max_length)
+    encoder = limited(encoder, config.max_length)
     sets = _sets(**{key: value for key, value in config.dataset.items() if key != "name"})
     folder = output / slug(_NAME) / slug(model_name(encoder))
     make_folder(folder)

@@ -69,7 +69,7 @@ def read_segment_sets(path: Path) -> list[SegmentSet]:
     Raises:
         InvalidInput: a malformed row, or sets of different sizes; names file, row and field.
     """
-    refusals, sets = Refusals("stop"), []
+    refusals, sets = Refusals(None), []
     for number, row in read_rows(path):
         with refusals.row(path, number):
             segments = tuple(list_of(row, "segments", str))

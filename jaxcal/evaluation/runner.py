@@ -4,6 +4,7 @@ Everything that is written depends on the data, the model and the configuration 
 killed and started again writes the same bytes. What depends on the clock stands in log.jsonl, one line a run.
 """
 
+import copy
 import datetime
 import hashlib
 import json
@@ -32,6 +33,9 @@ from jaxcal.tables import environment
 
 logger = logging.getLogger("jaxcal")
 
+# Passages of a topic in run files: no figure looks deeper, and PosIR's thousand would take tens of gigabytes.
+_WRITTEN = 100
+
 
 def evaluate(
     config: EvaluationConfig,
@@ -59,8 +63,7 @@ def evaluate(
     """
     started = time.perf_counter()
     require_matplotlib()
-    if config.max_length is not None:
-        encoder.max_length = min(encoder.max_length, config.max_length)
+    encoder = limited(encoder, config.max_length)
     options = {key: value for key, value in config.dataset.items() if key != "name"}
     benchmark = load_benchmark(config.dataset["name"], options, encoder.count_tokens)
     evaluation = _Evaluation(config, encoder, benchmark, output, cache, show_progress)
@@ -84,6 +87,7 @@ class _Evaluation:
     ):
         self.config, self.encoder, self.benchmark, self.show_progress = config, encoder, benchmark, show_progress
         self.methods = config.methods
+        check_names([method.name for method in self.methods])
         self.folder = output / slug(benchmark.name) / slug(model_name(self.encoder))
         for part in ("runs", "qrels", "plots"):
             make_folder(self.folder / part)
@@ -140,7 +144,7 @@ class _Evaluation:
         with atomic(place / f"{task.subset}.trec") as path, path.open("w", encoding="utf-8") as file:
             for part, prefix in zip(parts, prefixes, strict=True):
                 run, counts = self._retrieve(method, part)
-                write_run(file, part, run, method.name, prefix)
+                write_run(file, part, Run(*(array[:, :_WRITTEN] for array in run)), method.name, prefix)
                 scores.append(score(part, run, benchmark.ties, benchmark.depth))
                 counts |= {"queries": len(part.queries), "passages": len(part.passages)}
                 facts = {key: facts.get(key, 0) + count for key, count in counts.items()}
@@ -230,6 +234,28 @@ class _Evaluation:
         }
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def limited(encoder: Encoder, max_length: int | None) -> Encoder:
+    """The encoder with at most so many tokens a text; it shares weights and compiled programs with the given one."""
+    if max_length is None or max_length >= encoder.max_length:
+        return encoder
+    other = copy.copy(encoder)
+    other.max_length = max_length
+    return other
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse methods whose files would have the same name.
+
+    Raises:
+        InvalidSetting: names two of them.
+    """
+    taken: dict[str, str] = {}
+    for name in names:
+        other = taken.setdefault(slug(name).lower(), name)  # some file systems ignore case
+        if list(names).count(name) > 1 or other != name:
+            raise InvalidSetting(f"the methods '{other}' and '{name}' would be written to one file; rename one.")
 
 
 def slug(name: str) -> str:

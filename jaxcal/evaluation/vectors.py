@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +35,13 @@ from jaxcal.encoder import Encoder
 from jaxcal.errors import InvalidInput, InvalidSetting
 from jaxcal.evaluation.segments import encode_segments
 from jaxcal.io import atomic, exclusive, make_folder
+from jaxcal.tokens import checked_texts
 
 logger = logging.getLogger("jaxcal")
 
-# Characters of a chunk: what a killed run loses is at most so much work, about a hundred thousand tokens.
-_CHUNK = 1 << 19
+# Characters of a chunk: what a killed run loses is at most so much work, about a hundred thousand tokens on a CPU. An
+# accelerator is given more, so that it does not wait for the disk; the platform is part of a space.
+_CHUNK, _CHUNK_ACCELERATOR = 1 << 19, 1 << 23
 _TEXTS = np.dtype([("digest", "u1", 32), ("tokens", "<i4"), ("cut", "?")])
 
 
@@ -108,6 +111,7 @@ class VectorStore:
             InvalidInput: a file of the store is damaged.
             InvalidSetting: another run writes to the same space.
         """
+        texts = checked_texts(texts)
         if calibration is None:
             return self._encode(texts, prompt, None, segment, label, show_progress)
         plain = self._encode(texts, prompt, None, None, label, show_progress)
@@ -136,14 +140,26 @@ class VectorStore:
             # data set does not matter.
             order = sorted(missing, key=lambda digest: (-len(missing[digest]), digest))
             total = sum(map(len, missing.values()))
-            with tqdm(
-                total=total, unit="char", unit_scale=True, desc=label, disable=not (show_progress and total)
-            ) as bar:
+            started, hidden = time.perf_counter(), not (show_progress and total)
+            with tqdm(total=total, unit="char", unit_scale=True, desc=label, disable=hidden) as bar, _quiet():
                 for chunk in _chunks(order, missing):
                     listed = [missing[digest] for digest in chunk]
                     space.add(chunk, self._compute(listed, prompt, calibration, segment))
                     bar.update(sum(map(len, listed)))
-            return space.read(digests, self.encoder.dimension)
+            result = space.read(digests, self.encoder.dimension)
+        cut, seconds = int(result.cut.sum()), time.perf_counter() - started
+        logger.info(
+            "%s: %d texts encoded, %d were there, %.1f s", label, len(missing), len(texts) - len(missing), seconds
+        )
+        if cut:
+            logger.warning(
+                "%s: %d of %d texts are longer than %d tokens and were truncated",
+                label,
+                cut,
+                len(texts),
+                self.encoder.max_length,
+            )
+        return result
 
     def _compute(self, texts: list[str], prompt: str, calibration: Calibration | None, segment: int | None) -> Encoded:
         if segment is not None:
@@ -233,13 +249,25 @@ def _runs(values: np.ndarray, members: np.ndarray) -> Iterator[tuple[int, np.nda
         yield int(values[start]), members[start:end]
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A chunk is none of the log's business; the whole is told at its end."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _chunks(order: list[bytes], texts: dict[bytes, str]) -> Iterator[list[bytes]]:
+    most = _CHUNK if jax.default_backend() == "cpu" else _CHUNK_ACCELERATOR
     chunk: list[bytes] = []
     size = 0
     for digest in order:
         chunk.append(digest)
         size += len(texts[digest])
-        if size >= _CHUNK:
+        if size >= most:
             yield chunk
             chunk, size = [], 0
     if chunk:

@@ -303,12 +303,14 @@ def _of(row: Mapping[str, Any], field: str, kind: type, called: str) -> Any:
 class Refusals:
     """What happens to malformed rows: "stop" raises at the first, "skip" logs and counts them.
 
+    None stops too, for readers that cannot do without a row.
+
     Raises:
         InvalidSetting: there is no such policy.
     """
 
-    def __init__(self, policy: Policy):
-        if policy not in ("stop", "skip"):
+    def __init__(self, policy: Policy | None):
+        if policy not in ("stop", "skip", None):
             raise InvalidSetting(f"malformed is {policy!r}; it must be stop or skip.")
         self.policy, self.count = policy, 0
 
@@ -317,7 +319,7 @@ class Refusals:
         """A block that reads one row; a `BadField` in it refuses the row.
 
         Raises:
-            InvalidInput: under "stop", with file, row and field.
+            InvalidInput: unless rows are skipped, with file, row and field.
         """
         try:
             yield
@@ -327,6 +329,8 @@ class Refusals:
     def _refuse(self, message: str) -> None:
         if self.policy == "stop":
             raise InvalidInput(f"{message} (malformed: skip leaves such rows out and counts them)")
+        if self.policy is None:
+            raise InvalidInput(message)
         self.count += 1
         if self.count <= _SHOWN:
             logger.warning("refused: %s", message)
