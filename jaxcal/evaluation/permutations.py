@@ -157,10 +157,14 @@ def report(found: Mapping[str, Statistics]) -> str:
     for method, one in found.items():
         difference = one.relative_difference
         change = f"{difference['estimate']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-        uneven = [f"{one.gini['value']:.3f}", f"{one.gini['p']:.1g}"]
-        effect = [f"{one.anova['generalised_eta_squared']:.3f}", f"{one.anova['p']:.1g}"]
+        uneven = [f"{one.gini['value']:.3f}", _p(one.gini["p"])]
+        effect = [f"{one.anova['generalised_eta_squared']:.3f}", _p(one.anova["p"])]
         rows.append([method, *(f"{mean:.3f}" for mean in one.means), change, *uneven, *effect])
     return markdown_table(header, rows)
+
+
+def _p(value: float) -> str:
+    return f"{value:.1g}" if value >= 1e-16 else "< 1e-16"
 
 
 def plot_profiles(path: Path, title: str, found: Mapping[str, Statistics]) -> None:
