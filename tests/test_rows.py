@@ -135,6 +135,23 @@ def test_offline_with_an_incomplete_cache_says_what_is_missing(tmp_path, monkeyp
         ask(local_files_only=True)
 
 
+def test_offline_needs_the_wanted_files_of_the_repository_only(tmp_path, monkeypatch):
+    """The hub's client knows from a partial download which files the repository has, and calls the rest missing."""
+    cache(tmp_path, monkeypatch, {"train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
+    folder = tmp_path / "datasets--a--b" / "snapshots" / COMMIT
+
+    def incomplete(*_, **__):
+        raise huggingface_hub.errors.IncompleteSnapshotError("README.md is missing", snapshot_path=str(folder))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", incomplete)
+    source, names = ask(local_files_only=True)
+    assert (names, source.commit) == (["train-0.parquet", "test.parquet"], COMMIT)
+    assert list(read_rows(source.fetch(names[1]))) == [(1, {"a": 2})]
+    (folder / "test.parquet").unlink()
+    with pytest.raises(InvalidInput, match=r"has no file \*test\*; it has train-0.parquet"):
+        ask(local_files_only=True)
+
+
 def test_offline_without_a_cache_says_how_to_get_the_data(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointNotFound) as error:

@@ -6,6 +6,7 @@ import pytest
 from jaxcal.errors import InvalidInput, InvalidSetting
 from jaxcal.evaluation import metrics, search
 from jaxcal.evaluation.datasets import PositionDataset
+from jaxcal.evaluation.scoring import score
 from jaxcal.evaluation.search import retrieve, retrieve_by_scores
 
 
@@ -137,6 +138,9 @@ def test_other_golds_of_a_query_and_passages_outside_the_pool_do_not_compete(dep
     queries = rng.integers(-1, 2, (6, 3)).astype(np.float32)
     pool = rng.choice(40, 25, replace=False)
     judged = sorted({(int(q), int(p)) for q, p in zip(rng.integers(0, 6, 16), rng.integers(0, 40, 16), strict=True)})
+    # Query 0 looks for the three passages it likes best, which must not take one another's places.
+    judged = sorted({*judged, *((0, int(p)) for p in np.argsort(-passages[pool] @ queries[0], kind="stable")[:3])})
+    judged = sorted({(q, int(pool[p]) if q == 0 and p < len(pool) else p) for q, p in judged})
     query, gold = np.array(judged).T
     dataset = one_gold_each(40, gold, queries=tuple("abcdef"), query=query, pool=pool)
     run = retrieve(dataset, queries, passages, depth)
@@ -166,6 +170,20 @@ def test_a_gold_passage_that_was_not_retrieved_scores_nothing_at_any_cut_off():
     ranks = retrieve_by_scores(dataset, lambda q: similarities[q], depth=4).ranks(dataset.topics.gold)
     assert metrics.ndcg(ranks, 10).tolist() == [0, 1]
     assert metrics.recall(ranks, 10).tolist() == [0, 1]
+
+
+def test_gains_are_averaged_over_ties_but_recall_follows_the_order():
+    """Two passages tie for the first rank; the run puts the higher id first."""
+    dataset = one_gold_each(3, np.array([0, 1]))
+    similarities = np.array([[0.5, 0.5, 0.1], [0.5, 0.5, 0.1]])
+    run = retrieve_by_scores(dataset, lambda q: similarities[q], depth=3)
+    found = score(dataset, run, "average", 5)
+    np.testing.assert_allclose(found.ndcg, (1 + 1 / np.log2(3)) / 2)
+    assert metrics.recall(run.ranks(dataset.topics.gold, "trec"), 1).tolist() == [0, 1]
+    np.testing.assert_allclose(score(dataset, run, "trec", 5).ndcg, [1 / np.log2(3), 1])
+    many = one_gold_each(8, np.arange(8))
+    flat = retrieve_by_scores(many, lambda q: np.ones(8), depth=8)
+    assert score(many, flat, "average", 5).recall[5].tolist() == [0, 0, 0, 1, 1, 1, 1, 1], "p7 to p3 come first"
 
 
 # ---- against the libraries of the official scripts

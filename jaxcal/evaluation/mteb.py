@@ -9,6 +9,8 @@
 Needs the extra `mteb`, which brings torch.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,15 +48,16 @@ class JaxcalEncoder:
         model_name: hub id or folder.
         revision: branch, tag or commit of a hub id.
         device: None, or the platform JAX runs on, which is the only one there is.
-        calibration: of documents; None for the model as published. Results of a calibrated model are kept apart by
-            mteb's cache, which sees the calibration as experiment settings.
+        calibration: of documents; None for the model as published. mteb's cache keeps apart the results of every
+            calibration, prompts, dtype and max_length: it sees them as experiment settings.
         prompts: by task name, task type, "query" or "document", or with "-query" or "-document" behind, in mteb's
             order of priority.
         dtype, max_length: as in `jaxcal.load`.
-        encoder: an encoder that is loaded already; model_name and revision are then not looked at.
+        encoder: an encoder that is loaded already, instead of model_name, revision, dtype and max_length.
 
     Raises:
-        InvalidSetting: a device that JAX does not run on.
+        InvalidSetting: a device that JAX does not run on, a calibration that is none, or settings of loading beside an
+            encoder that is loaded.
     """
 
     def __init__(
@@ -71,6 +74,10 @@ class JaxcalEncoder:
     ):
         if device not in (None, jax.default_backend()):
             raise InvalidSetting(f"device is {device!r}, but JAX runs on {jax.default_backend()}; set JAX_PLATFORMS.")
+        if calibration is not None and not isinstance(calibration, Calibration):
+            raise InvalidSetting(f"calibration is {calibration!r}; it must be a jaxcal.Calibration or None.")
+        if encoder is not None and (model_name, revision, dtype, max_length) != ("", None, "float32", None):
+            raise InvalidSetting("encoder is loaded already; leave out model_name, revision, dtype and max_length.")
         self.encoder = encoder or load(model_name, revision=revision, dtype=dtype, max_length=max_length)
         self.calibration, self.prompts = calibration, dict(prompts or {})
         self.mteb_model_meta = self._describe()
@@ -85,7 +92,17 @@ class JaxcalEncoder:
         prompt_type: PromptType | None = None,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Encode a DataLoader of batches with "text", in order: [N, D] float32."""
+        """Encode a DataLoader of batches with "text", in order: [N, D] float32.
+
+        mteb's batch_size is not looked at: jaxcal makes its own batches, by tokens.
+
+        Raises:
+            InvalidSetting: mteb was asked for another precision of the vectors, which it would put in the results.
+        """
+        if kwargs.get("precision") not in (None, "float32"):
+            raise InvalidSetting(
+                f"precision is {kwargs['precision']!r}, but jaxcal's vectors are float32; leave it out."
+            )
         texts = [text for batch in inputs for text in batch["text"]]
         options: dict[str, Any] = {"show_progress": bool(kwargs.get("show_progress_bar", False))}
         own = get_prompt(self.prompts, task_metadata, prompt_type)
@@ -106,8 +123,6 @@ class JaxcalEncoder:
 
     def _describe(self) -> ModelMeta:
         encoder = self.encoder
-        described = encoder.describe(self.calibration)
-        settled = described["calibration"]
         name = encoder.checkpoint.name if encoder.checkpoint else "model"
         found = fingerprint(encoder)
         local = "files" in found  # then the name is a path, and no revision stands for its content
@@ -130,8 +145,23 @@ class JaxcalEncoder:
             similarity_fn_name=ScoringFunction.COSINE,
             use_instructions=bool(encoder.prompt("query")),
             training_datasets=None,
-            experiment_kwargs={f"calibration_{key}": value for key, value in settled.items()} if settled else None,
+            experiment_kwargs=self._departures() or None,
         )
+
+    def _departures(self) -> dict[str, Any]:
+        """Where the vectors depart from those of the model as published: mteb's cache knows a run by nothing else."""
+        encoder = self.encoder
+        settled = encoder.describe(self.calibration)["calibration"] or {}
+        changed = {f"calibration_{key}": value for key, value in settled.items()}
+        if encoder.dtype != "float32":
+            changed["dtype"] = encoder.dtype
+        if encoder.max_length != min(
+            encoder.settings.max_length or encoder.config.max_tokens, encoder.config.max_tokens
+        ):
+            changed["max_length"] = encoder.max_length
+        if self.prompts:
+            changed["prompts"] = self.prompts
+        return changed
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -140,10 +170,14 @@ class JaxcalEncoder:
 def as_mteb_task(benchmark: Benchmark) -> AbsTaskRetrieval:
     """A position-aware data set as a retrieval task of mteb, with the figures by position among its scores.
 
-    Beside mteb's own figures, a score has "ndcg_at_10_<group>", "harmonic_mean" and "psi", with tied gains averaged. A
-    task with several parts, as PosIR has for its domains, becomes one subset a part ("deu-deu/law"), because mteb
-    searches a subset as one corpus; its average over subsets counts every part alike, whereas `jaxcal evaluate` pools
-    their queries first, as PosIR's script does.
+    Beside mteb's own figures, a score has "ndcg_at_10_<group>", "harmonic_mean" and "psi", with ties as the data set's
+    script scores them. They are means over judgements; mteb's ndcg_at_10 counts a query of several groups once. A task
+    with named parts, as PosIR has for its domains, becomes one subset a part ("deu-deu/law"), because mteb searches a
+    subset as one corpus; its average over subsets counts every part alike, whereas `jaxcal evaluate` pools their
+    queries first, as PosIR's script does. mteb strips white space around passages before they are encoded.
+
+    mteb's cache knows a task by its name and takes results of any revision, so the name of local data ends in the
+    digest of its files. For another revision on the hub, use another cache or `overwrite_strategy="always"`.
 
     Raises:
         InvalidInput: when it is loaded, a data set whose queries are judged more than once against different passages:
@@ -152,11 +186,14 @@ def as_mteb_task(benchmark: Benchmark) -> AbsTaskRetrieval:
     places = {}  # subset -> task, number of the part
     for task in benchmark.tasks:
         for number, part in enumerate(task.parts):
-            places[f"{task.subset}/{part}" if len(task.parts) > 1 else task.subset] = (task, number)
+            places[task.subset if part == "default" else f"{task.subset}/{part}"] = (task, number)
     single = list(places) == ["default"]
     languages = {subset: list(task.languages) for subset, (task, _) in places.items()}
     name = benchmark.name.replace(" ", "-")
-    revision = benchmark.source.get("revision", "local")
+    revision = benchmark.source.get("revision")
+    if revision is None:
+        revision = hashlib.sha256(json.dumps(benchmark.source, sort_keys=True).encode()).hexdigest()
+        name += f"-{revision[:8]}"
     described = TaskMetadata(
         name=name,
         description=f"{benchmark.name}: retrieval by the position of the answer in the passage.",
@@ -200,7 +237,7 @@ def as_mteb_task(benchmark: Benchmark) -> AbsTaskRetrieval:
             self, scores: Any, qrels: Any, results: Any, hf_split: str, hf_subset: str
         ) -> dict[str, float]:
             """The figures by position."""
-            return _position_scores(self.positions[hf_subset], results)
+            return _position_scores(self.positions[hf_subset], results, benchmark.ties)
 
     return PositionTask()
 
@@ -224,14 +261,20 @@ def _split(dataset: PositionDataset) -> Any:
     }
 
 
-def _position_scores(dataset: PositionDataset, results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _position_scores(
+    dataset: PositionDataset, results: Mapping[str, Mapping[str, float]], ties: str
+) -> dict[str, float]:
     above, tied = [], []
     for query, gold in zip(dataset.topics.query.tolist(), dataset.topics.gold.tolist(), strict=True):
-        found = results.get(dataset.query_ids[query], {})
-        own = found.get(dataset.passage_ids[gold])
-        values = np.array(list(found.values()))
-        above.append(NOT_RETRIEVED if own is None else int((values > own).sum()))
-        tied.append(0 if own is None else int((values == own).sum()) - 1)
+        name, found = dataset.passage_ids[gold], results.get(dataset.query_ids[query], {})
+        before, equal = NOT_RETRIEVED, 0
+        if name in found:
+            own, values = found[name], np.array(list(found.values()))
+            before, equal = int((values > own).sum()), int((values == own).sum()) - 1
+            if ties == "trec" and equal:  # quirk of trec_eval: equal similarities stand in descending order of id
+                before, equal = before + sum(value == own and other > name for other, value in found.items()), 0
+        above.append(before)
+        tied.append(equal)
     scores = ndcg(Ranks(np.array(above), np.array(tied)), 10)[dataset.topics.of_judgement]
     summary = summarise({name: values for name, values in dataset.by_group(scores).items() if values.size})
     groups = {f"ndcg_at_10_{name}": value for name, value in summary.groups.items()}

@@ -9,6 +9,7 @@ Axis letters: R segment sets, O orders, S segments (and positions) of a document
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from jaxcal.evaluation.position_statistics import Statistics, statistics
 from jaxcal.plots import require_matplotlib
 from jaxcal.tables import markdown_table
 
-SEPARATOR = "\n\n"
+logger = logging.getLogger("jaxcal")
+
+SEPARATOR = "\n\n"  # between the segments of a document
 _MOST_SEGMENTS = 6  # 720 orders
 Encode = Callable[[Sequence[str]], Float[np.ndarray, "n d"]]
 
@@ -48,54 +51,53 @@ class PositionProfile:
     cosines: np.ndarray
     segment: np.ndarray
 
-    @property
-    def by_segment(self) -> np.ndarray:
-        """[R, S, S]: the mean cosine of each segment at each position, over the orders that put it there."""
-        count = self.segment.shape[1]
-        table = np.empty((len(self.cosines), count, count))
-        for position in range(count):
-            for segment in range(count):
-                table[:, segment, position] = self.cosines[:, self.segment[:, position] == segment, position].mean(1)
-        return table
-
     def statistics(self, permutations: int = 10_000, seed: int = 42) -> Statistics:
         """The statistics of the protocol; see `position_statistics`."""
-        return statistics(self.cosines, self.by_segment, permutations, seed)
+        return statistics(self.cosines, permutations, seed)
 
 
 def read_segment_sets(path: Path) -> list[SegmentSet]:
     """Read segment sets from JSON lines: {"id": "...", "segments": ["...", ...]}.
 
     Raises:
-        InvalidInput: a malformed row, or sets of different sizes; names file, row and field.
+        InvalidInput: fewer than two sets, a malformed row, an id or, in a set, a segment that is there twice, a blank
+            segment, sets of different sizes; names file, row and field.
     """
-    refusals, sets = Refusals(None), []
+    refusals, sets = Refusals(None), {}
     for number, row in read_rows(path):
         with refusals.row(path, number):
-            segments = tuple(list_of(row, "segments", str))
+            identity = text_of(row, "id")
+            if identity in sets:
+                raise BadField("id", f"is {identity!r} for the second time")
+            segments = tuple(text_of({"segments": one}, "segments") for one in list_of(row, "segments", str))
             if not 2 <= len(segments) <= _MOST_SEGMENTS:
                 raise BadField("segments", f"has {len(segments)}; 2 to {_MOST_SEGMENTS} can be put in all orders")
-            if sets and len(segments) != len(sets[0].segments):
-                raise BadField("segments", f"has {len(segments)}, the first set {len(sets[0].segments)}")
-            sets.append(SegmentSet(text_of(row, "id"), segments))
+            if not all(map(str.strip, segments)):
+                raise BadField("segments", "holds a blank segment")
+            if len(set(segments)) != len(segments):
+                raise BadField("segments", "holds a segment twice")
+            if sets and len(segments) != (first := len(next(iter(sets.values())).segments)):
+                raise BadField("segments", f"has {len(segments)}, the first set {first}; put them into files by size")
+            sets[identity] = SegmentSet(identity, segments)
     if len(sets) < 2:
         raise InvalidInput(f"{path} has {len(sets)} segment sets; statistics need at least two.")
-    return sets
+    return list(sets.values())
 
 
 def pydoc_segment_sets(size: int = 3, variant: str = "long") -> list[SegmentSet]:
     """Segment sets made of PyDoc-PosQ: each document's sections in `size` stretches of about the same length.
 
-    A stretch ends with the section whose end is nearest to its share of the document; documents with fewer sections
-    than stretches are left out.
+    Stretch k ends with the section whose end is nearest to k / size of the document's characters, such that every
+    stretch has a section; its sections are joined by a blank line. Documents with fewer sections than stretches are
+    left out, which the log tells.
 
     Raises:
         InvalidSetting: fewer than 2 or more than 6 segments, or no such variant.
     """
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= _MOST_SEGMENTS:
         raise InvalidSetting(f"segments is {size!r}; 2 to {_MOST_SEGMENTS} can be put in all orders.")
-    sets = []
-    for document in read_pydoc_posq(variant)[0]:
+    records, sets = read_pydoc_posq(variant)[0], []
+    for document in records:
         sections = document["sections"]
         if len(sections) < size:
             continue
@@ -108,13 +110,30 @@ def pydoc_segment_sets(size: int = 3, variant: str = "long") -> list[SegmentSet]
         stretches = itertools.pairwise([*cuts, len(sections)])
         segments = tuple(SEPARATOR.join(sections[start:end]) for start, end in stretches)
         sets.append(SegmentSet(document["id"], segments))
+    if len(sets) < len(records):
+        left_out = len(records) - len(sets)
+        logger.warning("%d of %d documents have fewer than %d sections: left out", left_out, len(records), size)
     return sets
 
 
 def documents(sets: Sequence[SegmentSet]) -> list[str]:
-    """The documents of all sets, [R x O]: the orders of a set in lexicographic order of its segments' numbers."""
-    orders = list(itertools.permutations(range(len(sets[0].segments))))
+    """The documents of all sets, R x O: the orders of a set in lexicographic order of its segments' numbers.
+
+    Raises:
+        InvalidInput: there are no sets, or not all have the same 2 to 6 segments.
+    """
+    orders = _orders(sets)
     return [SEPARATOR.join(one.segments[i] for i in order) for one in sets for order in orders]
+
+
+def _orders(sets: Sequence[SegmentSet]) -> np.ndarray:
+    sizes = sorted({len(one.segments) for one in sets})
+    if len(sizes) != 1:
+        found = f"of {', '.join(map(str, sizes))} segments were put together" if sizes else "are missing"
+        raise InvalidInput(f"segment sets {found}; measure sets of one size at a time.")
+    if not 2 <= sizes[0] <= _MOST_SEGMENTS:
+        raise InvalidInput(f"segment sets have {sizes[0]} segments; 2 to {_MOST_SEGMENTS} can be put in all orders.")
+    return np.array(list(itertools.permutations(range(sizes[0]))))
 
 
 def measure(sets: Sequence[SegmentSet], encode_segments: Encode, encode_documents: Encode) -> PositionProfile:
@@ -122,20 +141,34 @@ def measure(sets: Sequence[SegmentSet], encode_segments: Encode, encode_document
 
     Args:
         sets: of the same size each.
-        encode_segments: gives vectors of segments by themselves; uncalibrated in the protocol.
-        encode_documents: gives vectors of documents.
+        encode_segments: gives the vectors, [N, D], of segments by themselves; uncalibrated in the protocol. Each text
+            is given once, in the order of the sets.
+        encode_documents: gives the vectors of documents, likewise.
+
+    Raises:
+        InvalidInput: sets that `documents` refuses, or vectors that are not one finite, nonzero row for each text.
     """
-    size = len(sets[0].segments)
-    orders = np.array(list(itertools.permutations(range(size))))
-    segments = _normalised(encode_segments([text for one in sets for text in one.segments]))
-    whole = _normalised(encode_documents(documents(sets)))
-    own = segments.reshape(len(sets), size, -1)[:, orders]  # [R, O, S, D]
-    return PositionProfile(np.einsum("rosd,rod->ros", own, whole.reshape(len(sets), len(orders), -1)), orders)
+    orders = _orders(sets)
+    segments = _unit_vectors(encode_segments, [text for one in sets for text in one.segments], "segments")
+    whole = _unit_vectors(encode_documents, documents(sets), "documents")
+    if segments.shape[1] != whole.shape[1]:
+        raise InvalidInput(f"segments have {segments.shape[1]} dimensions and documents {whole.shape[1]}.")
+    count, size = orders.shape
+    similarity = whole.reshape(len(sets), count, -1) @ segments.reshape(len(sets), size, -1).swapaxes(1, 2)
+    return PositionProfile(np.take_along_axis(similarity, orders[None], axis=2), orders)
 
 
-def _normalised(vectors: np.ndarray) -> np.ndarray:
-    vectors = np.asarray(vectors, np.float64)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+def _unit_vectors(encode: Encode, texts: Sequence[str], called: str) -> np.ndarray:
+    """[N, D] float64."""
+    unique = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    vectors = np.asarray(encode(list(unique)), np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(unique):
+        raise InvalidInput(f"{len(unique)} {called} got vectors of the shape {vectors.shape}; each needs one row.")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+    if wrong.size:
+        raise InvalidInput(f"the vector of {called} [{wrong[0]}] is zero or not finite, and has no cosine.")
+    return (vectors / lengths)[[unique[text] for text in texts]]
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

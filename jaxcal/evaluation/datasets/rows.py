@@ -155,6 +155,9 @@ def _cached_source(repository: str, revision: str | None, hub: str) -> Source:
 
     try:
         folder = Path(snapshot_download(repository, repo_type="dataset", revision=revision, local_files_only=True))
+    except errors.IncompleteSnapshotError as error:
+        # Somebody downloaded a part of the repository only. `Source.matching` refuses if that lacks a wanted file.
+        folder = Path(error.snapshot_path)
     except errors.LocalEntryNotFoundError:
         raise CheckpointNotFound(
             f"The data set {repository} (revision {revision or 'main'}) is not in the cache, and the hub {hub}; load it"
