@@ -49,6 +49,7 @@ def test_every_relevant_pair_is_judged_at_its_position(tmp_path):
     assert part.counts == {
         "qrels read": 5,
         "not relevant": 1,
+        "scores above 1": 1,
         "queries": 3,
         "queries without a position": 1,
         "queries used": 2,
@@ -58,6 +59,23 @@ def test_every_relevant_pair_is_judged_at_its_position(tmp_path):
     }
     assert load_beir(str(tmp_path)).name == tmp_path.name
     assert load_beir(str(tmp_path), called="mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "group"),
+    [
+        ("0", "0", "beginning"),
+        ("0", "3", "beginning"),  # centre 1.5 of 6
+        ("1", "3", "middle"),  # centre 2 of 6: thirds begin at their bound
+        ("1", "6", "middle"),
+        ("3", "5", "end"),  # centre 4 of 6
+        ("6", "6", "end"),  # the end itself is in the last third
+    ],
+)
+def test_thirds_by_hand(tmp_path, start, end, group):
+    corpus = [{"_id": "d", "title": "The title does not count", "text": "abcdef"}]
+    folder = write(tmp_path, corpus, qrels=[("q1", "d", "1")], spans=[("q1", "d", start, end)])
+    assert judged(load(folder)) == [("q1", "d", group)]
 
 
 def test_groups_may_be_named(tmp_path):
@@ -90,6 +108,7 @@ def test_carriage_returns_and_another_file_of_positions(tmp_path):
         ({"spans": [*SPANS, SPANS[0]]}, 'positions.tsv, row 5, field "corpus-id".*second position'),
         ({"spans": [*SPANS, ("q2", "d3", "0", "6")]}, 'positions.tsv, row 5, field "end".*5 characters'),
         ({"spans": [*SPANS, ("q2", "d3", "3", "2")]}, 'positions.tsv, row 5, field "end"'),
+        ({"spans": [*SPANS, ("q2", "d3", "-1", "2")]}, 'positions.tsv, row 5, field "end"'),
         ({"spans": [*SPANS, ("q2", "d3", "a", "2")]}, 'positions.tsv, row 5, field "start"'),
         ({"spans": SPANS[1:]}, "query 'q1' has a position for some.*'d1'.*row 2"),
         ({"header": "a\tb\tc\td"}, "positions.tsv, row 1: the header"),

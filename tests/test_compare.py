@@ -9,7 +9,9 @@ from jaxcal.evaluation.compare import compare, find_results, table
 from jaxcal.evaluation.published import PublishedRow
 
 
-def result(method="uncalibrated", model="a/small", *, groups=None, revision="1", subset="default", **figures):
+def result(
+    method="uncalibrated", model: str | None = "a/small", *, groups=None, revision="1", subset="default", **figures
+):
     entry = {"hf_subset": subset, "ndcg_at_10": 0.5, "psi": 0.25, "groups": groups or {"begin": 0.6, "end": 0.45}}
     return {
         "task_name": "T",
@@ -51,16 +53,22 @@ def test_the_uncalibrated_model_first_and_bm25_last_whatever_the_order_of_files(
 
 def test_several_models_are_named_and_the_rows_of_each_stand_together():
     found = [result("BM25", None), result("paper", "b/large"), result("paper"), result(), result(model="b/large")]
-    rows = cells(compare(found, [quoted(psi=0.3), quoted("c/other", "derived", psi=0.4)]))
+    rows = cells(compare(found, [quoted("b/Small", psi=0.3), quoted("c/other", "derived", psi=0.4)]))
     assert [(row[0], row[-1]) for row in rows] == [
         ("a/small, uncalibrated", "measured here"),
         ("a/small, paper", "measured here"),
-        ("b/small, uncalibrated", "quoted: S"),
+        ("b/Small, uncalibrated", "quoted: S"),
         ("b/large, uncalibrated", "measured here"),
         ("b/large, paper", "measured here"),
         ("BM25", "measured here"),
         ("c/other, uncalibrated", "derived from S"),
     ]
+
+
+def test_a_comparison_names_even_an_only_model_which_the_table_of_a_run_need_not():
+    found = [result(), result("BM25", None)]
+    assert [row[0] for row in cells(compare(found, []))] == ["a/small, uncalibrated", "BM25"]
+    assert [row[0] for row in cells(table(found))] == ["uncalibrated", "BM25"]
 
 
 def test_figures_measured_by_this_project_are_not_said_to_be_quoted():
@@ -106,12 +114,20 @@ def test_differences_within_buckets_are_the_buckets_own():
 
 def test_a_file_named_twice_counts_once(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(result()))
-    assert find_results([tmp_path, tmp_path / "r.json", tmp_path]) == [result()]
+    (tmp_path / "sub").mkdir()
+    assert find_results([tmp_path, tmp_path / "sub" / ".." / "r.json", tmp_path]) == [result()]
 
 
-@pytest.mark.parametrize("scores", [[], {"test": {}}, {"test": [1]}, {"test": [{"psi": 0.1}]}])
-def test_scores_in_another_layout_are_no_result(tmp_path, scores):
-    (tmp_path / "r.json").write_text(json.dumps(result() | {"scores": scores}))
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"scores": scores} for scores in ([], {"test": {}}, {"test": [1]}, {"test": [{"psi": 0.1}]})),
+        {"model": "a/small"},
+        {"method": None},
+    ],
+)
+def test_files_in_another_layout_are_no_result(tmp_path, change):
+    (tmp_path / "r.json").write_text(json.dumps(result() | change))
     with pytest.raises(InvalidInput, match="r.json is not a result"):
         find_results([tmp_path / "r.json"])
     with pytest.raises(InvalidInput, match="no results"):

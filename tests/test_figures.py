@@ -39,6 +39,7 @@ def test_bars_of_several_methods_stand_side_by_side_about_their_tick():
     (axes,) = draw_groups("title", dict.fromkeys(("a", "b", "c"), groups_entry())).axes
     edges = np.array([[bar.get_x(), bar.get_x() + bar.get_width()] for bar in axes.patches]).reshape(3, 3, 2)
     np.testing.assert_allclose(edges[:-1, :, 1], edges[1:, :, 0], err_msg="neither gap nor overlap")
+    assert (edges[-1, :-1, 1] < edges[0, 1:, 0]).all(), "groups stand apart"
     np.testing.assert_allclose((edges[0, :, 0] + edges[-1, :, 1]) / 2, [0, 1, 2], atol=1e-12)
 
 
@@ -50,6 +51,7 @@ def test_titles_legends_and_units():
     characters = draw_groups("t", {"uncalibrated": groups_entry({"0-100": 0.8, "100-200": 0.7})})
     assert characters.axes[0].get_xlabel() == "where the answer begins in the passage (characters)"
     bins = draw_bins("t", {"uncalibrated": bins_entry(Q1={"0.00-0.05": 0.8})})
+    assert bins.get_suptitle() == "t"
     assert bins.axes[0].get_xlabel() == "relative position of the answer\n(0 start, 1 end of the passage)"
     assert bins.axes[0].get_xlim() == (0, 1)
 
@@ -57,6 +59,7 @@ def test_titles_legends_and_units():
 def test_a_curve_has_a_point_for_each_bin_that_is_there():
     entries = {"a": bins_entry(Q1={"0.00-0.05": 0.8, "0.90-0.95": 0.4}, Q2={"0.50-0.55": 0.6})}
     panels = draw_bins("t", entries).axes
+    assert panels[0].get_ylim() == panels[1].get_ylim()
     np.testing.assert_allclose(panels[0].lines[0].get_xydata(), [[0.025, 80], [0.925, 40]])
     np.testing.assert_allclose(panels[1].lines[0].get_xydata(), [[0.525, 60]])
 
@@ -78,4 +81,5 @@ def test_the_same_figures_give_the_same_bytes(tmp_path):
         plot_bins(tmp_path / name, "t", entries)
     content = (tmp_path / "one").read_bytes()
     assert content == (tmp_path / "two").read_bytes() and content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20], "big") == int(144 * 5.6), "a panel's width in inches at 144 dots"
     assert b"Software" not in content, "a version of matplotlib would change the bytes"

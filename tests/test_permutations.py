@@ -28,7 +28,7 @@ from jaxcal.evaluation.permutations import (
     report,
 )
 
-pytest.importorskip("scipy")
+stats = pytest.importorskip("scipy.stats")
 
 
 def made_up(weights, count=10, seed=0):
@@ -147,8 +147,10 @@ def test_first_against_last_equals_textbook_formulas():
     first, last = np.array([0.9, 0.6, 0.5, 0.8]), np.array([0.5, 0.5, 0.7, 0.5])
     cosines = np.stack([first, last], axis=1)[:, None, :] * np.ones((1, 2, 1))
     found = position_statistics.statistics(cosines, 99, 42)
-    t = (first.mean() - last.mean()) / math.sqrt(first.var(ddof=1) / 4 + last.var(ddof=1) / 4)
-    assert found.welch["statistic"] == pytest.approx(t)
+    a, b = first.var(ddof=1) / 4, last.var(ddof=1) / 4
+    t = (first.mean() - last.mean()) / math.sqrt(a + b)
+    p = 2 * stats.t.sf(t, (a + b) ** 2 / (a**2 / 3 + b**2 / 3))  # Student's has 6 degrees of freedom
+    assert found.welch == {"statistic": pytest.approx(t), "p": pytest.approx(p)}
     # Of the 16 ways to sign the ranks, those with a rank sum of 0, 1 or 2 in the smaller half: {}, {1}, {2}, twice.
     assert found.wilcoxon == {"statistic": pytest.approx(2), "p": pytest.approx(6 / 16)}
     # 1 - .55 / .7, and the variance of last - (.55 / .7) first over 4 .7^2.

@@ -1,7 +1,9 @@
 """PosIR: bins, buckets and pairs recomputed, what is read and what is not, and refusals."""
 
 import copy
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from official_layouts import POSIR_DOMAINS, posir_tables, write_parquet, write_posir
 
@@ -90,6 +92,64 @@ def test_only_what_is_chosen_is_read(folder, tmp_path):
         load_posir(str(tmp_path), languages=["deu"], domains=["law"], cross_lingual=False).tasks[0].load()
 
 
+def test_the_hub_gives_each_task_its_files_at_one_commit(tmp_path, monkeypatch):
+    write_posir(tmp_path, TABLES)
+    commit, fetched = "c0" * 20, []
+
+    def info(self, repository, revision, timeout):
+        siblings = [SimpleNamespace(rfilename=name) for name in ("README.md", *TABLES)]
+        return SimpleNamespace(sha=commit, siblings=siblings)
+
+    def download(repository, name, *, repo_type, revision):
+        assert (repository, repo_type, revision) == ("infgrad/PosIR-Benchmark-v1", "dataset", commit)
+        fetched.append(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    benchmark = load_posir(languages=["deu"], domains=["tea"])
+    assert benchmark.source == {"repository": "infgrad/PosIR-Benchmark-v1", "revision": commit}
+    assert fetched == [], "nothing is fetched before it is needed"
+    (part,) = benchmark.tasks[1].load()
+    assert sorted(fetched) == [
+        "deu-Latn/tea/qrels/test.parquet",
+        "deu-Latn/tea/queries.parquet",
+        "eng-Latn/tea/corpus.parquet",
+    ]
+    assert part.passages[0].startswith("eng-Latn") and part.query_ids[0].startswith("deu-Latn")
+
+
+def test_all_the_pairs(tmp_path):
+    for code in LANGUAGES.values():
+        write_posir(tmp_path, {name.replace("eng-Latn", code): rows for name, rows in TABLES.items() if "eng" in name})
+    benchmark = load_posir(str(tmp_path))
+    ten = "ara cmn deu eng fra ita kor por rus spa".split()
+    eight = "ara deu fra ita kor por rus spa".split()
+    mono, cross = [f"{code}-{code}" for code in ten], [f"{code}-eng" for code in eight]
+    assert [task.subset for task in benchmark.tasks] == mono + cross
+    assert benchmark.averages == {"multilingual": tuple(mono), "cross-lingual": tuple(cross)}
+    alone = load_posir(str(tmp_path), cross_lingual=False)
+    assert [task.subset for task in alone.tasks] == mono and list(alone.averages) == ["multilingual"]
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    write_posir(tmp_path, TABLES)
+    (tmp_path / "deu-Latn/tea/qrels/test.parquet").unlink()
+    with pytest.raises(InvalidInput, match="lacks deu-Latn/tea/qrels/test.parquet;"):
+        load_posir(str(tmp_path), languages=["deu"], domains=["tea"])
+
+
+def test_skipped_rows_are_counted(tmp_path):
+    tables = copy.deepcopy(TABLES)
+    name = "eng-Latn/law/queries.parquet"
+    tables[name][0]["pos_char_length"] = 0  # so its row of the qrels names a query that does not exist
+    write_posir(tmp_path, tables)
+    (part,) = load_posir(str(tmp_path), languages=["eng"], domains=["law"], malformed="skip").tasks[0].load()
+    assert part.counts["refused"] == 2 and len(part.queries) == len(tables[name]) - 1
+
+
 def test_a_query_without_a_judgement_is_counted(tmp_path):
     tables = copy.deepcopy(TABLES)
     dropped = tables["eng-Latn/law/qrels/test.parquet"].pop()
@@ -106,6 +166,7 @@ def test_a_query_without_a_judgement_is_counted(tmp_path):
         ("qrels/test", {"corpus-id": "none"}, "\"corpus-id\": is 'none'"),
         ("qrels/test", {"query-id": TABLES["eng-Latn/law/qrels/test.parquet"][1]["query-id"]}, "a second passage"),
         ("queries", {"pos_char_span": [5, 3]}, '"pos_char_span"'),
+        ("queries", {"pos_char_span": [-1, 3]}, '"pos_char_span"'),
         ("queries", {"pos_char_span": [5]}, '"pos_char_span"'),
         ("queries", {"pos_char_length": 0}, '"pos_char_length": is 0'),
         ("queries", {"pos_token_length": 0}, '"pos_token_length": is 0'),

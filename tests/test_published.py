@@ -139,7 +139,11 @@ def test_how_many_there_are():
         ("source: a\nrows: [{task: t, model: m, method: x, ndgc: 0.1}]", "row 1: unknown keys ndgc"),
         ("source: a\nrows: [{task: t, model: m, method: x, psi: 41.4}]", "row 1: psi is 41.4"),
         ("source: a\nrows: [{task: t, model: m, method: x, status: heard}]", "row 1: status is 'heard'"),
-        ("source: a\ngroups: [b]\nrows: [{task: t, model: m, method: x, groups: [0.1, 0.2]}]", "row 1"),
+        ("source: a\ngroups: [b]\nrows: [{task: t, model: m, method: x, groups: [0.1, 0.2]}]", "row 1: groups is"),
+        (
+            "source: a\ngroups: [b]\nrows: [{task: t, model: m, method: x, groups: [null]}]",
+            "row 1: groups has no figures",
+        ),
         ("source: a\nrows: [3]", "row 1: is 3; it must be a mapping"),
         ("source: a\nnote: [b]\nrows: []", '"note" must be text'),
         ("source: a\ngroups: [1, 2]\nrows: []", '"groups" must be a list of different names'),
@@ -147,6 +151,7 @@ def test_how_many_there_are():
         ("source: a\nrows: [{task: t, model: 3, method: x, psi: 0.1}]", "row 1: model is 3"),
         ("source: a\nrows: [{task: t, model: m, method: x, subset: null, psi: 0.1}]", "row 1: subset is None"),
         ("source: a\nrows: [{task: t, model: m, method: x}]", "row 1: has no figures"),
+        ("source: a\nrows: [{task: t, model: m, method: x, psi: -0.1}]", "row 1: psi is -0.1"),
         ("source: a\nrows: [{task: t, model: m, method: x, psi: true}]", "row 1: psi is True"),
         ("source: a\nrows: [{task: t, model: m, method: x, psi: .nan}]", "row 1: psi is nan"),
         ("source: a\nrows: [{task: t, model: m, method: x, buckets: [0.1, 0.2]}]", "row 1: buckets is"),
@@ -202,8 +207,9 @@ def test_measured_and_quoted_rows_of_a_model_stand_together_and_say_so():
     rows = [line for line in lines if line.startswith("|")]
     assert len({len(row) for row in rows}) == 1
     origins = [row.split("|")[-2].strip() for row in rows]
-    ours, theirs = ["measured here", "measured here", ""], ["quoted: arXiv 2606.02737"] * 2
-    assert origins[2:] == [*ours, *theirs, *["derived from arXiv 2606.02737"] * 2, "measured here", ""]
+    ours, theirs = ["measured here", "measured here", ""], ["quoted: arXiv 2606.02737", "derived from arXiv 2606.02737"]
+    assert origins[2:] == [*ours, *theirs, *theirs, "measured here", ""]
+    assert [row.split("|")[1].split(", ")[-1].strip() for row in rows[5:9]] == [*["uncalibrated"] * 2, *["paper"] * 2]
     assert "| 88.54 |" in " ".join(rows[5].split()) and "76.49" in rows[5]
     assert "unfiltered" not in "\n".join(lines)
     assert lines[-1].startswith("arXiv 2606.02737: Not known which version")

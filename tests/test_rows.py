@@ -136,20 +136,26 @@ def test_offline_with_an_incomplete_cache_says_what_is_missing(tmp_path, monkeyp
 
 
 def test_offline_needs_the_wanted_files_of_the_repository_only(tmp_path, monkeypatch):
-    """The hub's client knows from a partial download which files the repository has, and calls the rest missing."""
+    """A partial download leaves a list of all files, so that what is missing is not taken for what does not exist."""
     cache(tmp_path, monkeypatch, {"train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
     folder = tmp_path / "datasets--a--b" / "snapshots" / COMMIT
 
     def incomplete(*_, **__):
         raise huggingface_hub.errors.IncompleteSnapshotError("README.md is missing", snapshot_path=str(folder))
 
+    def tree(repository, repo_type, revision):
+        assert (repository, repo_type, revision) == ("a/b", "dataset", COMMIT)
+        return [SimpleNamespace(path=name) for name in ("train-0.parquet", "test.parquet", "README.md")]
+
     monkeypatch.setattr(huggingface_hub, "snapshot_download", incomplete)
+    monkeypatch.setattr(huggingface_hub, "get_cached_repo_tree", tree)
     source, names = ask(local_files_only=True)
     assert (names, source.commit) == (["train-0.parquet", "test.parquet"], COMMIT)
     assert list(read_rows(source.fetch(names[1]))) == [(1, {"a": 2})]
     (folder / "test.parquet").unlink()
-    with pytest.raises(InvalidInput, match=r"has no file \*test\*; it has train-0.parquet"):
-        ask(local_files_only=True)
+    source, names = ask(local_files_only=True)
+    with pytest.raises(CheckpointNotFound, match="test.parquet of a/b is not in the cache, and the hub was not to be"):
+        source.fetch(names[1])
 
 
 def test_offline_without_a_cache_says_how_to_get_the_data(tmp_path, monkeypatch):
@@ -207,7 +213,7 @@ def test_local_sources(tmp_path):
         ("a.jsonl", b"[1]\n", "a.jsonl, row 1: is not an object"),
         ("a.jsonl", b'{}\n{"a": "\xff"}\n', "a.jsonl, row 2, byte 8: not UTF-8"),
         ("a.json", b'["\xff"]', "a.json cannot be read.*utf-8"),
-        ("a.json", b'{"a": 1}', "not a list"),
+        ("a.json", b'{"a": 1}\n{', "a.json, row 2: not JSON"),
         ("a.json", b"[" * 100_000, "not JSON"),
         ("a.parquet", b"PAR1", "not a Parquet file"),
         ("a.csv", b"", r"ends in .csv; rows are read from .parquet, .jsonl and .json"),
@@ -254,3 +260,9 @@ def test_names_and_options_of_data_sets(tmp_path):
         load_benchmark("squad-long", {}, count)
     with pytest.raises(InvalidSetting, match="no option 'count_tokens'"):
         load_benchmark("squad-long", {"files": "a", "count_tokens": 1}, count)
+
+
+def test_json_lines_may_be_called_json(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "b.json").write_text('[{"a": 1},\n {"a": 2}]')
+    assert list(read_rows(tmp_path / "a.json")) == list(read_rows(tmp_path / "b.json"))

@@ -66,6 +66,16 @@ def test_nothing_is_encoded_twice(encoder, tmp_path, counted, chunks):
     assert sum(counted) == len(set(TEXTS)) - len(set(TEXTS[:30])), "only what is new"
 
 
+def test_the_order_of_a_data_set_changes_no_bit(encoder, tmp_path, chunks):
+    forth = VectorStore(tmp_path / "forth", encoder).encode(TEXTS)
+    back = VectorStore(tmp_path / "back", encoder).encode(TEXTS[::-1])
+    np.testing.assert_array_equal(back.vectors[::-1], forth.vectors)
+    names = [path.name for path in sorted((tmp_path / "forth").rglob("*.npy"))]
+    for name in names:
+        (one,), (other,) = (list((tmp_path / place).rglob(name)) for place in ("forth", "back"))
+        assert one.read_bytes() == other.read_bytes()
+
+
 def test_texts_below_one_basket_keep_their_plain_vectors(encoder, tmp_path, counted):
     store = VectorStore(tmp_path, encoder)
     plain = store.encode(TEXTS)
@@ -183,10 +193,10 @@ def test_damage_is_told_by_file(encoder, tmp_path, chunks):
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("xlm-roberta", "first"), ("bert", "mean"), ("qwen3", "last")])
-@pytest.mark.parametrize("prompt", ["", "w9 w8 "])
-def test_a_segment_average_by_its_definition(loaded, kind, pooling, prompt):
-    """Segments written out as texts of their own: words are tokens here."""
-    encoder = loaded(kind, pooling)
+@pytest.mark.parametrize(("prompt", "normalize"), [("", True), ("w9 w8 ", False)])
+def test_a_segment_average_by_its_definition(loaded, kind, pooling, prompt, normalize):
+    """Segments written out as texts of their own: words are tokens here. Each counts alike, however long its vector."""
+    encoder = loaded(kind, pooling, normalize=normalize)
     texts = [text for text in TEXTS if text][:12]
     got, tokens, cut = encode_segments(encoder, texts, 7, prompt)
     for row, text in enumerate(texts):

@@ -56,6 +56,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(content, dict) or not content.keys() >= _KEYS or not isinstance(content["scores"], dict):
         return None
+    if not isinstance(content["method"], str) or not isinstance(content["model"], dict | None):
+        return None
     entries = [one for part in content["scores"].values() for one in (part if isinstance(part, list) else [None])]
     return content if all(isinstance(one, dict) and "hf_subset" in one for one in entries) else None
 
@@ -84,6 +86,7 @@ def compare(results: Sequence[Mapping[str, Any]], published: Sequence[PublishedR
     parts = []
     for (task, subset), rows in places.items():
         beside = [row for row in published or () if (row.task_name, row.subset) == (task, subset)]
+        beside.sort(key=lambda row: row.method != UNCALIBRATED)
         marks = {"published": "quoted: ", "derived": "derived from "}
         rows += [_Row(r.model, r.method, f"{marks.get(r.status, '')}{_origin(r)}", r.figures) for r in beside]
         # Rows of one model stand together, models in the order in which they first come.
@@ -108,11 +111,12 @@ def _short(model: str) -> str:
 def _table(rows: Sequence[_Row], with_origin: bool) -> str:
     by_bucket = any("buckets" in row.figures for row in rows)
     columns = _bucket_columns(rows) if by_bucket else _group_columns(rows)
-    several = len({_short(row.model) for row in rows if row.model != row.method}) > 1
+    # The folder says which model a run is of; a comparison stands alone.
+    with_model = with_origin or len({_short(row.model) for row in rows if row.model != row.method}) > 1
     lines = []
     for row in rows:
         cells = [_cell(row.figures, place) for place in columns.values()]
-        named = several and row.model != row.method  # what has no model is called by its method alone
+        named = with_model and row.model != row.method  # what has no model is called by its method alone
         lines.append([f"{row.model}, {row.method}" if named else row.method, *cells, row.origin])
         if "difference" in row.figures:
             changes = [_change(row.figures, place) for place in columns.values()]

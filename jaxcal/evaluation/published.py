@@ -109,6 +109,8 @@ def _row(content: Mapping[str, Any], row: Any) -> PublishedRow:
 def _groups(names: list[str], values: Any) -> dict[str, float]:
     if not isinstance(values, list) or len(values) != len(names):
         raise ValueError(f"groups is {values!r}; it must have a figure, or null, for each of {', '.join(names)}")
+    if all(value is None for value in values):
+        raise ValueError("groups has no figures; leave it out")
     # Some sources print only the first and the last group: the others are null.
     return {name: _share(name, value) for name, value in zip(names, values, strict=True) if value is not None}
 

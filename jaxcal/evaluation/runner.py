@@ -128,7 +128,10 @@ class _Evaluation:
         for method in self.methods:
             scores, facts = self._score(method, task, parts, prefixes)
             found = entry(judgements, scores, baseline, resamples=self.config.resamples, seed=self.config.seed)
-            entries[method.name] = {"hf_subset": task.subset, "languages": list(task.languages), **found, **facts}
+            named = {"hf_subset": task.subset, "languages": list(task.languages)}
+            if len(parts) > 1:
+                named["parts"] = [part.name for part in parts]
+            entries[method.name] = {**named, **found, **facts}
             self.results[method.name]["scores"][self.benchmark.split].append(entries[method.name])
             baseline = baseline or scores
         self._plot(task.subset, entries)

@@ -161,7 +161,7 @@ def average(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key in dict.fromkeys(key for one in entries for key in one):
         values = [one[key] for one in entries if key in one]
-        if key in ("intervals", "difference", "hf_subset", "languages"):
+        if key in ("intervals", "difference", "hf_subset", "languages", "parts"):
             continue
         if isinstance(values[0], Mapping):
             result[key] = average(values)

@@ -34,7 +34,7 @@ def load_beir(
     Args:
         folder: with the files; a passage that has a title is searched as "title text".
         positions: file of positions; positions.tsv in the folder by default.
-        split: which qrels. Rows with a score above 0 are relevant, whatever the score.
+        split: which qrels. Scores above 0 are relevant, all alike; the others, and those above 1, are counted.
         called: what results call the data set; the folder's name by default.
         language: of the texts, for results.
         malformed: "stop" at a malformed row, or "skip" it; skipped rows are counted.
@@ -105,7 +105,7 @@ def _relevant(
     """The relevant pairs, by their rows."""
     pairs: dict[int, tuple[str, str]] = {}
     seen: set[tuple[str, str]] = set()
-    counts |= {"qrels read": 0, "not relevant": 0}
+    counts |= {"qrels read": 0, "not relevant": 0, "scores above 1": 0}
     for number, row in _table(path, (("query-id", "corpus-id", "score"),)):
         counts["qrels read"] += 1
         with refusals.row(path, number):
@@ -113,10 +113,11 @@ def _relevant(
             if pair in seen:
                 raise BadField("corpus-id", f"is {pair[1]!r} for the second time for query {pair[0]!r}")
             seen.add(pair)
-            if _whole(row, "score") > 0:
+            score = _whole(row, "score")
+            if score > 0:
                 pairs[number] = pair
-            else:
-                counts["not relevant"] += 1
+            counts["not relevant"] += score <= 0
+            counts["scores above 1"] += score > 1  # relevant like any other
     return pairs
 
 

@@ -3,6 +3,7 @@
 Data: infgrad/PosIR-Benchmark-v1; protocol: the scripts of Ziyang1060/PosIR.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from jaxcal.evaluation.datasets.rows import (
     whole_of,
 )
 
+logger = logging.getLogger("jaxcal")
+
 REPOSITORY = "infgrad/PosIR-Benchmark-v1"
 LANGUAGES = {
     code[:3]: code
@@ -38,6 +41,7 @@ POSIR_INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passa
 """What PosIR's eval.py puts before the queries of every model, bge-m3 and gte included, with the space at its end. A
 newer script does so for Qwen3 alone. Which of them made the published figures is not known."""
 
+DOMAINS = 31
 BINS = 20  # of the answer's relative position
 _GROUPS = tuple(f"{i / BINS:.2f}-{(i + 1) / BINS:.2f}" for i in range(BINS))
 # Lengths in tokens up to which a bucket reaches. Fixed bounds, not quartiles, in spite of the names.
@@ -72,7 +76,7 @@ def load_posir(
 
     Raises:
         InvalidSetting: a language or domain that the data does not have.
-        InvalidInput: a malformed row, with file, row and field, when a task is loaded.
+        InvalidInput: a domain lacks a file; or, when a task is loaded, a malformed row, with file, row and field.
         CheckpointNotFound: the hub's files cannot be had.
     """
     if folder is not None:
@@ -92,9 +96,14 @@ def load_posir(
         shared = [domain for domain in present[codes[0]] if domain in present[codes[1]]]
         if not shared:
             raise InvalidInput(f"{source.where} has no domain with {codes[0]} queries and {codes[1]} passages.")
+        if domains is None and len(shared) < DOMAINS:
+            logger.warning("PosIR %s-%s: %d of %d domains are there", asked, passages, len(shared), DOMAINS)
         for domain in shared:
             used |= set(_files(codes, domain).values())
         tasks.append(_task(source, codes, shared, malformed))
+    missing = sorted(used - set(source.names))
+    if missing:
+        raise InvalidInput(f"{source.where} lacks {', '.join(missing[:8])}; get all files of the chosen domains.")
     averages = {
         "multilingual": tuple(task.subset for task in tasks if len(task.languages) == 1),
         "cross-lingual": tuple(task.subset for task in tasks if len(task.languages) == 2),

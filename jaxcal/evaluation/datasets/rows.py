@@ -151,20 +151,31 @@ def hub_source(repository: str, *, revision: str | None = None, local_files_only
 
 
 def _cached_source(repository: str, revision: str | None, hub: str) -> Source:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors, get_cached_repo_tree, snapshot_download
 
     try:
         folder = Path(snapshot_download(repository, repo_type="dataset", revision=revision, local_files_only=True))
+        names = local_source(folder).names
     except errors.IncompleteSnapshotError as error:
-        # Somebody downloaded a part of the repository only. `Source.matching` refuses if that lacks a wanted file.
+        # A part of the repository was downloaded, with a list of all of it: so what is missing is known, and refused
+        # once it is asked for.
         folder = Path(error.snapshot_path)
+        tree = get_cached_repo_tree(repository, repo_type="dataset", revision=folder.name)
+        names = tuple(sorted(file.path for file in tree))
     except errors.LocalEntryNotFoundError:
         raise CheckpointNotFound(
             f"The data set {repository} (revision {revision or 'main'}) is not in the cache, and the hub {hub}; load it"
             " once with a connection."
         ) from None
-    local = local_source(folder)
-    return Source(f"the cached copy of {repository}", local.names, local.fetch, repository, folder.name)
+
+    def fetch(name: str) -> Path:
+        if not (folder / name).is_file():
+            raise CheckpointNotFound(
+                f"{name} of {repository} is not in the cache, and the hub {hub}; load it once with a connection."
+            )
+        return folder / name
+
+    return Source(f"the cached copy of {repository}", names, fetch, repository, folder.name)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -218,10 +229,11 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 
 def _json_list(path: Path) -> Iterator[Any]:
-    rows = parse_json(path.read_text(encoding="utf-8-sig"), str(path))
-    if not isinstance(rows, list):
-        raise InvalidInput(f"{path} is not a list of objects.")
-    yield from rows
+    text = path.read_text(encoding="utf-8-sig")
+    if not text.lstrip().startswith("["):  # some repositories call JSON lines .json
+        yield from _json_lines(path)
+        return
+    yield from parse_json(text, str(path))
 
 
 def parse_json(text: str, where: str) -> Any:
