@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import random
 import signal
@@ -160,7 +161,7 @@ def test_posir_equals_the_official_arithmetic(encoder, tmp_path):
             tokens = q["pos_token_length"]
             bucket = 1 if tokens <= 512 else 2 if tokens <= 1024 else 3 if tokens <= 1536 else 4
             for which in (0, bucket):  # 0: all lengths
-                bins.setdefault(which, {}).setdefault(min(int(relative * 20 + 1e-12), 19), []).append(s)
+                bins.setdefault(which, {}).setdefault(max(math.ceil(relative * 20 - 1e-12) - 1, 0), []).append(s)
         means = {which: [np.mean(values) for values in of.values()] for which, of in bins.items()}
         assert one["psi"] == pytest.approx(1 - min(means[0]) / max(means[0]), abs=1e-9)
         for bucket in (1, 2, 3, 4):

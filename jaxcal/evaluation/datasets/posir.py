@@ -219,7 +219,8 @@ def place(row: Mapping[str, Any]) -> tuple[int, int]:
     for field, value in (("pos_char_length", length), ("pos_token_length", tokens)):
         if value <= 0:
             raise BadField(field, f"is {value}; it must be positive")
-    # The centre of the span, clipped to the passage; whole numbers decide on a bound, so no rounding does.
-    group = min(BINS * (span[0] + span[1]) // (2 * length), BINS - 1)
+    # The centre of the span, clipped to the passage. As the official ndcg_PSI_analysis.py has it, a bin holds its upper
+    # bound and not its lower one; only the first holds 0 too. Whole numbers decide on a bound, so no rounding does.
+    group = min(max(-(-BINS * (span[0] + span[1]) // (2 * length)) - 1, 0), BINS - 1)
     bucket = next(i for i, bound in enumerate(_BUCKETS.values()) if bound is None or tokens <= bound)
     return group, bucket
