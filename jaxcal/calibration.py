@@ -108,6 +108,10 @@ class Calibration:
             return frozenset(self.isolate)
         return frozenset() if pooling == "mean" else _ENDS
 
+    def least_tokens(self, pooling: Pooling) -> int:
+        """Tokens of the shortest text that an encoder calibrates: one basket, and the isolated ends."""
+        return int(self.basket_size) + len(self.isolated(pooling))
+
     def strengths(self, layers: int, heads: int) -> Float[Array, "{layers} {heads}"]:
         """The strength of every calibrated layer and head, [L', H] in float32.
 

@@ -313,7 +313,8 @@ class Encoder:
         if dimension < self.config.width:
             vectors = vectors[:, :dimension]
             if self.settings.normalize:
-                vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+                vectors = normalised(vectors)
+        least = 0 if calibration is None else calibration.least_tokens(self.settings.pooling)
         self.last_run = Statistics(
             texts=len(ids),
             tokens=sum(len(text) for text in ids),
@@ -321,7 +322,7 @@ class Encoder:
             truncated=int(cut.sum()),
             lengths=np.array([len(text) for text in ids], np.int32),
             cut=cut,
-            too_short=0 if calibration is None else self._count_too_short(ids, calibration),
+            too_short=sum(len(text) < least for text in ids),
             shapes=len({batch.shape for batch in batches}),
             compilations=self.compilations - compiled_before,
             seconds=time.perf_counter() - started,
@@ -394,10 +395,6 @@ class Encoder:
                 f"{self.dtype}: load with dtype='bfloat16' or 'float32'."
             )
 
-    def _count_too_short(self, ids: list[np.ndarray], calibration: Calibration) -> int:
-        least = int(calibration.basket_size) + len(calibration.isolated(self.settings.pooling))
-        return sum(len(text) < least for text in ids)
-
     def _default_prompt(self) -> str:
         name = self.settings.default_prompt_name
         return self.settings.prompts.get(name, "") if name else ""
@@ -421,6 +418,11 @@ class Encoder:
             run.compilations,
             run.seconds,
         )
+
+
+def normalised(vectors: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """Vectors of length one, in the same directions; zeros stay zeros."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def _checked_batch_tokens(batch_tokens: int | None) -> int:

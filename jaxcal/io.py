@@ -92,7 +92,7 @@ def check_output(path: str | os.PathLike[str]) -> None:
     path = Path(path)
     _by_suffix(path, _WRITERS, "vectors are written to", InvalidSetting)
     if path.suffix.lower() == ".parquet":
-        _pyarrow(path)
+        import_pyarrow(path)
     check_writable(path)
     if path.suffix.lower() == ".npy":
         check_writable(_origin_path(path))
@@ -218,18 +218,64 @@ def read_yaml(path: Path) -> Any:
             raise InvalidInput(f"{path}: not YAML ({error}).") from None
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file with their numbers, without line ends and byte order mark.
+
+    Raises:
+        InvalidInput: if the file cannot be read, or a line is not UTF-8; names row and byte.
+    """
+    with _opened(path) as file:
+        for row, raw in enumerate(file, start=1):  # of a binary file: lines end at \n alone, not at U+2028 and its like
+            try:
+                line = raw.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidInput(f"{path}, row {row}, byte {error.start + 1}: not UTF-8; convert the file.") from None
+            line = line.removeprefix("\ufeff") if row == 1 else line
+            if line:  # nothing at all, without even a line end, is what a lone byte order mark leaves
+                yield row, line.removesuffix("\n").removesuffix("\r")
+
+
+def parse_json_line(path: Path, row: int, line: str) -> Any:
+    """Parse a line that must be JSON.
+
+    Raises:
+        InvalidInput: if it is not; names row and column.
+    """
+    try:
+        return json.loads(line)
+    except RecursionError:
+        problem = "nested too deeply"
+    except ValueError as error:
+        problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+    raise InvalidInput(f"{path}, row {row}: not JSON ({problem}){'' if line.strip() else '; the line is blank'}.")
+
+
+def import_pyarrow(path: Path) -> ModuleType:
+    """Import pyarrow, for a Parquet file.
+
+    Raises:
+        MissingDependency: if it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependency(f"{path}: Parquet needs pyarrow; pip install 'jaxcal[evaluation]'.") from error
+    return pyarrow
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _read_txt(path: Path) -> TextFile:
-    texts = [text for _, text in _lines(path)]
+    texts = [text for _, text in read_lines(path)]
     return TextFile(_numbers(texts), texts)
 
 
 def _read_jsonl(path: Path) -> TextFile:
     def records() -> Iterator[tuple[Any, Any, Any]]:
-        for row, line in _lines(path):
-            value = _parse_json(path, row, line)
+        for row, line in read_lines(path):
+            value = parse_json_line(path, row, line)
             if isinstance(value, str):
                 yield _ABSENT, None, value
             elif isinstance(value, dict):
@@ -241,7 +287,7 @@ def _read_jsonl(path: Path) -> TextFile:
 
 
 def _read_parquet(path: Path) -> TextFile:
-    arrow = _pyarrow(path)
+    arrow = import_pyarrow(path)
     with _opened(path) as file:
         try:
             return _gather(path, _parquet_records(path, arrow.parquet.ParquetFile(file)))
@@ -317,29 +363,6 @@ def _malformed(path: Path, row: int, field: str, what: str) -> InvalidInput:
     return InvalidInput(f'{path}, row {row}, field "{field}": {what}.')
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file with their numbers, without line ends and byte order mark."""
-    with _opened(path) as file:
-        for row, raw in enumerate(file, start=1):  # of a binary file: lines end at \n alone, not at U+2028 and its like
-            try:
-                line = raw.decode()
-            except UnicodeDecodeError as error:
-                raise InvalidInput(f"{path}, row {row}, byte {error.start + 1}: not UTF-8; convert the file.") from None
-            line = line.removeprefix("\ufeff") if row == 1 else line
-            if line:  # nothing at all, without even a line end, is what a lone byte order mark leaves
-                yield row, line.removesuffix("\n").removesuffix("\r")
-
-
-def _parse_json(path: Path, row: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        problem = "nested too deeply"
-    except ValueError as error:
-        problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-    raise InvalidInput(f"{path}, row {row}: not JSON ({problem}){'' if line.strip() else '; the line is blank'}.")
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
@@ -359,7 +382,7 @@ def _write_npy(path: Path, ids: Sequence[str], vectors: np.ndarray, origin: Mapp
 
 
 def _write_parquet(path: Path, ids: Sequence[str], vectors: np.ndarray, origin: Mapping[str, Any]) -> None:
-    arrow = _pyarrow(path)
+    arrow = import_pyarrow(path)
     embedding = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), vectors.shape[1])
     columns = {"id": arrow.array(ids, arrow.string()), "embedding": embedding}
     arrow.parquet.write_table(arrow.table(columns, metadata={"jaxcal": json.dumps(origin)}), path)
@@ -409,12 +432,3 @@ def _by_suffix(
     if suffix not in formats:
         raise error(f"{path} ends in {suffix or 'no suffix'}; {purpose} {', '.join(formats)} files.")
     return formats[suffix]
-
-
-def _pyarrow(path: Path) -> ModuleType:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependency(f"{path}: Parquet needs pyarrow; pip install 'jaxcal[evaluation]'.") from error
-    return pyarrow

@@ -3,10 +3,14 @@
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxcal.errors import MissingDependency
 from jaxcal.evaluation.metrics import Summary
 from jaxcal.evaluation.resampling import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def require_matplotlib() -> None:
@@ -17,6 +21,23 @@ def require_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependency("plots need matplotlib: install jaxcal[evaluation].")
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of a size in inches.
+
+    Raises:
+        MissingDependency: if matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG, without the version of matplotlib in it: the same figures give the same bytes."""
+    figure.savefig(path, format="png", dpi=144, metadata={"Software": None})
 
 
 def plot_positions(
@@ -36,10 +57,7 @@ def plot_positions(
     Raises:
         MissingDependency: if matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     groups = list(next(iter(scores.values())).groups)
     for offset, (name, summary) in zip(_spread(len(scores)), scores.items(), strict=True):
@@ -61,7 +79,7 @@ def plot_positions(
         axes.grid(axis="y", alpha=0.3)
         axes.legend(frameon=False)
     figure.suptitle(title)
-    figure.savefig(path, format="png", dpi=144)
+    save(figure, path)
 
 
 def _spread(count: int) -> list[float]:

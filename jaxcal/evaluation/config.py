@@ -56,6 +56,11 @@ class EvaluationConfig:
     seed: int = 0
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The options of the data set, without its name."""
+        return {key: value for key, value in self.dataset.items() if key != "name"}
+
+    @property
     def methods(self) -> tuple[Method, ...]:
         """The methods compared, the uncalibrated model first: the others are measured against it."""
         return (

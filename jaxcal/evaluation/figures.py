@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxcal.plots import require_matplotlib
+from jaxcal.plots import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def plot_groups(path: Path, title: str, entries: Entries) -> None:
     Raises:
         MissingDependency: if matplotlib is not installed.
     """
-    _save(draw_groups(title, entries), path)
+    save(draw_groups(title, entries), path)
 
 
 def plot_bins(path: Path, title: str, entries: Entries) -> None:
@@ -33,12 +33,12 @@ def plot_bins(path: Path, title: str, entries: Entries) -> None:
 
     Arguments and errors as in `plot_groups`.
     """
-    _save(draw_bins(title, entries), path)
+    save(draw_bins(title, entries), path)
 
 
 def draw_groups(title: str, entries: Entries) -> "Figure":
     """The figure of `plot_groups`."""
-    figure = _figure(9, 4.2)
+    figure = new_figure(9, 4.2)
     axes = figure.subplots()
     groups = list(next(iter(entries.values()))["groups"])
     width = 0.8 / len(entries)
@@ -67,7 +67,7 @@ def draw_groups(title: str, entries: Entries) -> "Figure":
 def draw_bins(title: str, entries: Entries) -> "Figure":
     """The figure of `plot_bins`."""
     buckets = list(dict.fromkeys(bucket for entry in entries.values() for bucket in entry["buckets"]))
-    figure = _figure(3 + 2.6 * len(buckets), 4)
+    figure = new_figure(3 + 2.6 * len(buckets), 4)
     panels = figure.subplots(1, len(buckets), sharey=True, squeeze=False)[0]
     colours = _colours(entries)
     for axes, bucket in zip(panels, buckets, strict=True):
@@ -97,15 +97,3 @@ def _colours(methods: Iterable[str]) -> dict[str, Any]:
     from matplotlib import colormaps
 
     return {name: colormaps["turbo"](number / (len(names) - 1)) for number, name in enumerate(names)}
-
-
-def _figure(width: float, height: float) -> "Figure":
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    # Without the version of matplotlib in it, so that the same figures give the same bytes.
-    figure.savefig(path, format="png", dpi=144, metadata={"Software": None})

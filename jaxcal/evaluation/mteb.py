@@ -9,8 +9,6 @@
 Needs the extra `mteb`, which brings torch.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 from jaxcal.calibration import Calibration
 from jaxcal.encoder import Encoder, load
 from jaxcal.errors import InvalidInput, InvalidSetting, MissingDependency
-from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset
+from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset, Ties
 from jaxcal.evaluation.metrics import Ranks, ndcg, summarise
 from jaxcal.evaluation.search import NOT_RETRIEVED
 from jaxcal.evaluation.vectors import fingerprint
@@ -190,15 +188,13 @@ def as_mteb_task(benchmark: Benchmark) -> AbsTaskRetrieval:
     single = list(places) == ["default"]
     languages = {subset: list(task.languages) for subset, (task, _) in places.items()}
     name = benchmark.name.replace(" ", "-")
-    revision = benchmark.source.get("revision")
-    if revision is None:
-        revision = hashlib.sha256(json.dumps(benchmark.source, sort_keys=True).encode()).hexdigest()
-        name += f"-{revision[:8]}"
+    if "revision" not in benchmark.source:
+        name += f"-{benchmark.revision[:8]}"
     described = TaskMetadata(
         name=name,
         description=f"{benchmark.name}: retrieval by the position of the answer in the passage.",
         reference=None,
-        dataset={"path": benchmark.source.get("repository", "local/" + name), "revision": revision},
+        dataset={"path": benchmark.source.get("repository", "local/" + name), "revision": benchmark.revision},
         type="Retrieval",
         category="t2t",
         modalities=["text"],
@@ -262,7 +258,7 @@ def _split(dataset: PositionDataset) -> Any:
 
 
 def _position_scores(
-    dataset: PositionDataset, results: Mapping[str, Mapping[str, float]], ties: str
+    dataset: PositionDataset, results: Mapping[str, Mapping[str, float]], ties: Ties
 ) -> dict[str, float]:
     above, tied = [], []
     for query, gold in zip(dataset.topics.query.tolist(), dataset.topics.gold.tolist(), strict=True):

@@ -46,7 +46,7 @@ def evaluate_orders(
     if config.bm25:
         raise InvalidSetting(f"{SEGMENT_ORDERS} compares vectors, and BM25 has none; leave bm25 out.")
     encoder = limited(encoder, config.max_length)
-    sets = _sets(**{key: value for key, value in config.dataset.items() if key != "name"})
+    sets = _sets(**config.options)
     folder = output / slug(_NAME) / slug(model_name(encoder))
     make_folder(folder)
     store = VectorStore(cache or output / "vectors", encoder)
@@ -66,14 +66,14 @@ def evaluate_orders(
                 ),
             )
             found[method.name] = profile.statistics(config.resamples)
-            calibration = describe(encoder, method)[1]
+            calibration = describe(store, method)[1]
             methods[method.name] = {"calibration": calibration, **dataclasses.asdict(found[method.name])}
         size = len(sets[0].segments)
         counts = {"sets": len(sets), "segments": size, "documents": len(whole), "truncated": int(plain.cut.sum())}
         result = {
             "task_name": _NAME,
             "methods": methods,
-            "model": describe(encoder, config.methods[0])[0],
+            "model": describe(store, config.methods[0])[0],
             "data": counts,
             "permutations": config.resamples,
             "environment": environment(),

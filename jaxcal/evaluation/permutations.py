@@ -21,7 +21,7 @@ from jaxcal.errors import InvalidInput, InvalidSetting
 from jaxcal.evaluation.datasets.pydoc import read_pydoc_posq
 from jaxcal.evaluation.datasets.rows import BadField, Refusals, list_of, read_rows, text_of
 from jaxcal.evaluation.position_statistics import Statistics, statistics
-from jaxcal.plots import require_matplotlib
+from jaxcal.plots import new_figure, save
 from jaxcal.tables import markdown_table
 
 logger = logging.getLogger("jaxcal")
@@ -206,10 +206,7 @@ def plot_profiles(path: Path, title: str, found: Mapping[str, Statistics]) -> No
     Raises:
         MissingDependency: if matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = new_figure(7, 4.2)
     axes = figure.subplots()
     positions = range(1, len(next(iter(found.values())).means) + 1)
     for method, one in found.items():
@@ -221,4 +218,4 @@ def plot_profiles(path: Path, title: str, found: Mapping[str, Statistics]) -> No
     axes.grid(axis="y", alpha=0.3)
     axes.legend(frameon=False)
     figure.suptitle(title)
-    figure.savefig(path, format="png", dpi=144, metadata={"Software": None})
+    save(figure, path)

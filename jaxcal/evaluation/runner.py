@@ -6,7 +6,6 @@ killed and started again writes the same bytes. What depends on the clock stands
 
 import copy
 import datetime
-import hashlib
 import json
 import logging
 import re
@@ -26,7 +25,7 @@ from jaxcal.evaluation.datasets.posir import POSIR_INSTRUCTION
 from jaxcal.evaluation.scoring import Judgements, Scores, average, entry, pool_scores, score
 from jaxcal.evaluation.search import Run, retrieve, retrieve_by_scores
 from jaxcal.evaluation.trec import write_qrels, write_run
-from jaxcal.evaluation.vectors import VectorStore, fingerprint
+from jaxcal.evaluation.vectors import Encoded, VectorStore
 from jaxcal.io import atomic, check_writable, exclusive, make_folder
 from jaxcal.plots import require_matplotlib
 from jaxcal.tables import environment
@@ -64,8 +63,7 @@ def evaluate(
     started = time.perf_counter()
     require_matplotlib()
     encoder = limited(encoder, config.max_length)
-    options = {key: value for key, value in config.dataset.items() if key != "name"}
-    benchmark = load_benchmark(config.dataset["name"], options, encoder.count_tokens)
+    benchmark = load_benchmark(config.dataset["name"], config.options, encoder.count_tokens)
     evaluation = _Evaluation(config, encoder, benchmark, output, cache, show_progress)
     with exclusive(evaluation.folder):
         results = evaluation.run()
@@ -92,12 +90,12 @@ class _Evaluation:
         for part in ("runs", "qrels", "plots"):
             make_folder(self.folder / part)
         self.prompts = prompts(config, encoder)
+        self.store = VectorStore(cache or output / "vectors", encoder)
         self.results = {method.name: self._result(method) for method in self.methods}
         for method in self.methods:
             _check_same(self._path(method), self.results[method.name])
         if config.bm25:
             Bm25(["a missing package is told now"])
-        self.store = VectorStore(cache or output / "vectors", encoder)
 
     def run(self) -> list[dict[str, Any]]:
         for task in self.benchmark.tasks:
@@ -123,10 +121,11 @@ class _Evaluation:
         with atomic(self.folder / "qrels" / f"{task.subset}.trec") as path, path.open("w", encoding="utf-8") as file:
             for part, prefix in zip(parts, prefixes, strict=True):
                 write_qrels(file, part, prefix)
+        queries = [self._encode(part.queries, "query", "queries") for part in parts]
         baseline: Scores | None = None
         entries = {}
         for method in self.methods:
-            scores, facts = self._score(method, task, parts, prefixes)
+            scores, facts = self._score(method, task, parts, prefixes, queries)
             found = entry(judgements, scores, baseline, resamples=self.config.resamples, seed=self.config.seed)
             named = {"hf_subset": task.subset, "languages": list(task.languages)}
             if len(parts) > 1:
@@ -137,7 +136,12 @@ class _Evaluation:
         self._plot(task.subset, entries)
 
     def _score(
-        self, method: Method, task: Task, parts: Sequence[PositionDataset], prefixes: Sequence[str]
+        self,
+        method: Method,
+        task: Task,
+        parts: Sequence[PositionDataset],
+        prefixes: Sequence[str],
+        queries: Sequence[Encoded],
     ) -> tuple[Scores, dict[str, int]]:
         """Retrieve with one method in each part, write the run, and score it."""
         benchmark, scores = self.benchmark, []
@@ -145,15 +149,15 @@ class _Evaluation:
         place = self.folder / "runs" / slug(method.name)
         make_folder(place)
         with atomic(place / f"{task.subset}.trec") as path, path.open("w", encoding="utf-8") as file:
-            for part, prefix in zip(parts, prefixes, strict=True):
-                run, counts = self._retrieve(method, part)
+            for part, prefix, asked in zip(parts, prefixes, queries, strict=True):
+                run, counts = self._retrieve(method, part, asked)
                 write_run(file, part, Run(*(array[:, :_WRITTEN] for array in run)), method.name, prefix)
                 scores.append(score(part, run, benchmark.ties, benchmark.depth))
                 counts |= {"queries": len(part.queries), "passages": len(part.passages)}
                 facts = {key: facts.get(key, 0) + count for key, count in counts.items()}
         return pool_scores(scores), facts
 
-    def _retrieve(self, method: Method, part: PositionDataset) -> tuple[Run, dict[str, int]]:
+    def _retrieve(self, method: Method, part: PositionDataset, queries: Encoded) -> tuple[Run, dict[str, int]]:
         """The run of one method, with how many passages were cut, and how many stayed as they were."""
         label, depth = f"{part.name}, {method.name}", self.benchmark.depth
         logger.info("%s: %d queries, %d passages", label, len(part.queries), len(part.passages))
@@ -163,24 +167,20 @@ class _Evaluation:
                 part, lambda query: index.scores(part.queries[query]), depth, show_progress=self.show_progress
             )
             return run, {}
-        queries = self.store.encode(
-            part.queries, prompt=self.prompts["query"], label="queries", show_progress=self.show_progress
-        )
-        passages = self.store.encode(
-            part.passages,
-            prompt=self.prompts["document"],
-            calibration=method.calibration,
-            segment=method.segment,
-            label=label,
-            show_progress=self.show_progress,
+        passages = self._encode(
+            part.passages, "document", label, calibration=method.calibration, segment=method.segment
         )
         counts = {"truncated_queries": int(queries.cut.sum()), "truncated_passages": int(passages.cut.sum())}
         if method.calibration is not None:
-            isolated = method.calibration.isolated(self.encoder.settings.pooling)
-            least = int(method.calibration.basket_size) + len(isolated)
+            least = method.calibration.least_tokens(self.encoder.settings.pooling)
             counts["passages_below_one_basket"] = int((passages.tokens < least).sum())
         run = retrieve(part, queries.vectors, passages.vectors, depth, show_progress=self.show_progress)
         return run, counts
+
+    def _encode(self, texts: Sequence[str], kind: str, label: str, **options: Any) -> Encoded:
+        return self.store.encode(
+            texts, prompt=self.prompts[kind], label=label, show_progress=self.show_progress, **options
+        )
 
     def _average(self, result: dict[str, Any], name: str, subsets: Sequence[str]) -> None:
         entries = result["scores"][self.benchmark.split]
@@ -195,14 +195,13 @@ class _Evaluation:
             draw(path, title, entries)
 
     def _result(self, method: Method) -> dict[str, Any]:
-        model, calibration = describe(self.encoder, method)
-        revision = self.benchmark.source.get("revision") or _digest(self.benchmark.source)
+        model, calibration = describe(self.store, method)
         retrieval: dict[str, Any] = {"bm25": BM25_SETTINGS} if method.bm25 else {"similarity": "inner product, float32"}
         if method.segment is not None:
             retrieval["segment_tokens"] = method.segment
         return {
             "task_name": self.benchmark.name,
-            "dataset_revision": revision,
+            "dataset_revision": self.benchmark.revision,
             "mteb_version": None,
             "evaluation_time": None,
             "kg_co2_emissions": None,
@@ -272,11 +271,11 @@ def model_name(encoder: Encoder) -> str:
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-def describe(encoder: Encoder, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def describe(store: VectorStore, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The "model" and "calibration" blocks of a result."""
-    described = encoder.describe(method.calibration)
+    described = store.encoder.describe(method.calibration)
     calibration = described.pop("calibration")
-    return {**described, **fingerprint(encoder), "model": model_name(encoder)}, calibration
+    return {**described, **store.model, "model": model_name(store.encoder)}, calibration
 
 
 def prompts(config: EvaluationConfig, encoder: Encoder) -> dict[str, str]:
@@ -310,10 +309,6 @@ def _print_counts(name: str, subset: str, parts: Sequence[PositionDataset]) -> N
             counts[key] = counts.get(key, 0) + count
     listed = ", ".join(f"{count} {key}" for key, count in counts.items())
     print(f"{name} {subset}: {listed}", flush=True)
-
-
-def _digest(source: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
 
 
 def _jsonable(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxcal.errors import InvalidInput
-from jaxcal.evaluation.datasets.base import PositionDataset
+from jaxcal.evaluation.datasets.base import PositionDataset, Ties, split_by_group
 from jaxcal.evaluation.metrics import Summary, ndcg, recall, summarise
 from jaxcal.evaluation.resampling import Interval, bootstrap, paired_bootstrap, paired_permutation
 from jaxcal.evaluation.search import Run
@@ -37,10 +37,10 @@ class Scores:
     recall: dict[int, np.ndarray]
 
 
-def score(dataset: PositionDataset, run: Run, ties: str, depth: int) -> Scores:
+def score(dataset: PositionDataset, run: Run, ties: Ties, depth: int) -> Scores:
     """Score a run of a data set's topics, one value a judgement."""
     of_judgement, gold = dataset.topics.of_judgement, dataset.topics.gold
-    gains = ndcg(run.ranks(gold, "trec" if ties == "trec" else "average"), 10)
+    gains = ndcg(run.ranks(gold, ties), 10)
     # Recall has no average over ties: it takes the passages in the order in which they were retrieved.
     ordered = run.ranks(gold, "trec")
     found = {k: recall(ordered, k)[of_judgement] for k in CUTOFFS if k <= depth}
@@ -94,10 +94,8 @@ class Judgements:
 
     def by_group(self, values: np.ndarray, bucket: int | None = None) -> dict[str, np.ndarray]:
         """Split values [J] by group, each in order of its queries; groups without a judgement are left out."""
-        chosen = np.ones(len(self.group), bool) if bucket is None else self.bucket == bucket
-        order = np.argsort(self.query, kind="stable")
-        order = order[chosen[order]]
-        split = {name: values[order[self.group[order] == i]] for i, name in enumerate(self.groups)}
+        chosen = slice(None) if bucket is None else self.bucket == bucket
+        split = split_by_group(values[chosen], self.query[chosen], self.group[chosen], self.groups)
         return {name: part for name, part in split.items() if part.size}
 
 

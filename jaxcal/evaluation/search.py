@@ -11,7 +11,7 @@ Axis letters: Q queries, P passages, U topics, D width, K passages kept.
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from jaxcal.batching import bucket
 from jaxcal.errors import InvalidInput, InvalidSetting
-from jaxcal.evaluation.datasets.base import PositionDataset
+from jaxcal.evaluation.datasets.base import PositionDataset, Ties
 from jaxcal.evaluation.metrics import Ranks
 
 # Queries and passages compared at once: 1024 x 32768 similarities take 128 MB.
@@ -41,7 +41,7 @@ class Run(NamedTuple):
     passages: Int[np.ndarray, "u k"]
     similarities: Float[np.ndarray, "u k"]
 
-    def ranks(self, gold: Int[np.ndarray, " u"], ties: Literal["average", "trec"] = "average") -> Ranks:
+    def ranks(self, gold: Int[np.ndarray, " u"], ties: Ties = "average") -> Ranks:
         """Where the gold passages [U] stand among those retrieved.
 
         Args:
@@ -219,7 +219,8 @@ def _retrieve(
         part = slice(start, start + step)
         gold = topics.gold[part]
         outside = ~pooled[gold]
-        similarity = np.where(outside, own(topics.query[part], gold), -np.inf).astype(np.float32)
+        similarity = np.full(len(gold), -np.inf, np.float32)
+        similarity[outside] = own(topics.query[part][outside], gold[outside])
         passages = np.concatenate([run.passages[row[part]], np.where(outside, gold, -1)[:, None]], axis=1)
         similarities = np.concatenate([run.similarities[row[part]], similarity[:, None]], axis=1)
         barred = (passages[:, :, None] == rivals[row[part]][:, None, :]).any(axis=2) & (passages != gold[:, None])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxcal.encoder import Encoder
+from jaxcal.encoder import Encoder, normalised
 from jaxcal.errors import InvalidSetting
 
 
@@ -44,10 +44,10 @@ def encode_segments(
         for start in range(0, max(len(content), 1), size):
             segments.append(np.concatenate([first, lead, content[start : start + size], last]))
             owner.append(number)
-    vectors = _normalised(encoder.encode_ids(segments))
+    vectors = normalised(encoder.encode_ids(segments))
     sums = np.zeros((len(whole), vectors.shape[1]), np.float64)
     np.add.at(sums, owner, vectors)
-    return _normalised(sums).astype(np.float32), np.array([len(ids) for ids in whole], np.int32), cut
+    return normalised(sums).astype(np.float32), np.array([len(ids) for ids in whole], np.int32), cut
 
 
 def special_tokens(encoder: Encoder) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +62,3 @@ def special_tokens(encoder: Encoder) -> tuple[np.ndarray, np.ndarray]:
 
 def _content(ids: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
     return ids[len(first) : len(ids) - len(last)]
-
-
-def _normalised(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

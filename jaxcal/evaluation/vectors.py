@@ -78,11 +78,17 @@ def fingerprint(encoder: Encoder) -> dict[str, str]:
 
 
 class VectorStore:
-    """The vectors of one encoder, in a folder that any number of encoders, data sets and runs share."""
+    """The vectors of one encoder, in a folder that any number of encoders, data sets and runs share.
+
+    Attributes:
+        folder: where the vectors are.
+        encoder: what makes them.
+        model: what identifies its files, found once: the weights of a local folder take seconds to hash.
+    """
 
     def __init__(self, folder: Path, encoder: Encoder):
         self.folder, self.encoder = folder, encoder
-        self._model = fingerprint(encoder)
+        self.model = fingerprint(encoder)
         make_folder(folder)
 
     def encode(
@@ -115,8 +121,7 @@ class VectorStore:
         if calibration is None:
             return self._encode(texts, prompt, None, segment, label, show_progress)
         plain = self._encode(texts, prompt, None, None, label, show_progress)
-        least = int(calibration.basket_size) + len(calibration.isolated(self.encoder.settings.pooling))
-        long = np.flatnonzero(plain.tokens >= least)
+        long = np.flatnonzero(plain.tokens >= calibration.least_tokens(self.encoder.settings.pooling))
         if long.size:
             calibrated = self._encode(
                 [texts[i] for i in long.tolist()], prompt, calibration, None, label, show_progress
@@ -174,7 +179,7 @@ class VectorStore:
         facts = {
             "jaxcal": __version__,
             "platform": jax.default_backend(),
-            **self._model,
+            **self.model,
             **{key: described[key] for key in kept},
             "dimension": self.encoder.dimension,
             "prompt": prompt,

@@ -5,6 +5,8 @@ Axis letters: Q queries, P passages, J judgements, U topics.
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -14,6 +16,9 @@ from jaxcal.errors import InvalidInput
 
 # The default of a field that __post_init__ fills from the others; cast, so that readers need not think of None.
 _FILLED = cast(Any, None)
+Ties = Literal["average", "trec"]
+THIRDS = ("beginning", "middle", "end")
+"""Groups of data sets that tell positions by thirds of the passage."""
 _ARRAYS = ("query", "gold", "group", "pool", "bucket")
 
 
@@ -133,8 +138,15 @@ class PositionDataset:
         values = np.asarray(values)
         if values.shape != self.query.shape:
             raise InvalidInput(f"Got values of shape {values.shape} for {len(self.query)} judgements of '{self.name}'.")
-        order = np.argsort(self.query, kind="stable")
-        return {name: values[order[self.group[order] == i]] for i, name in enumerate(self.groups)}
+        return split_by_group(values, self.query, self.group, self.groups)
+
+
+def split_by_group(
+    values: np.ndarray, query: np.ndarray, group: np.ndarray, groups: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Split values [J] by the group [J] of each judgement, in order of the query [J] within a group."""
+    order = np.argsort(query, kind="stable")
+    return {name: values[order[group[order] == i]] for i, name in enumerate(groups)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,5 +202,11 @@ class Benchmark:
     source: Mapping[str, Any]
     tasks: tuple[Task, ...]
     depth: int = 100
-    ties: Literal["average", "trec"] = "average"
+    ties: Ties = "average"
     averages: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def revision(self) -> str:
+        """The commit of a hub repository, or a digest of the local files."""
+        known = self.source.get("revision")
+        return known or hashlib.sha256(json.dumps(self.source, sort_keys=True).encode()).hexdigest()

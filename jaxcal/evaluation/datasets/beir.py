@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from jaxcal.errors import InvalidInput
-from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset, Task
-from jaxcal.evaluation.datasets.rows import BadField, Policy, Refusals, columns, enter, local_source, read_rows, text_of
+from jaxcal.evaluation.datasets.base import THIRDS, Benchmark, PositionDataset, Task
+from jaxcal.evaluation.datasets.rows import (
+    BadField,
+    Policy,
+    Refusals,
+    columns,
+    enter,
+    known_of,
+    local_source,
+    read_rows,
+    text_of,
+)
+from jaxcal.io import read_lines
 
-GROUPS = ("beginning", "middle", "end")
 _SPAN, _GROUP = ("query-id", "corpus-id", "start", "end"), ("query-id", "corpus-id", "group")
 
 
@@ -91,7 +101,7 @@ def _dataset(name: str, files: list[Path], refusals: Refusals) -> PositionDatase
         name=name,
         queries=tuple(queries[query] for query in used),
         passages=tuple(text for text, _ in passages.values()),
-        groups=GROUPS,
+        groups=THIRDS,
         **columns(judged),
         query_ids=tuple(used),
         passage_ids=tuple(passages),
@@ -109,7 +119,7 @@ def _relevant(
     for number, row in _table(path, (("query-id", "corpus-id", "score"),)):
         counts["qrels read"] += 1
         with refusals.row(path, number):
-            pair = _known(row, queries, passages)
+            pair = known_of(row, "query-id", queries), known_of(row, "corpus-id", passages)
             if pair in seen:
                 raise BadField("corpus-id", f"is {pair[1]!r} for the second time for query {pair[0]!r}")
             seen.add(pair)
@@ -140,9 +150,9 @@ def _groups(
 
 def _group(row: Mapping[str, str], length: int) -> int:
     if "group" in row:
-        if row["group"] not in GROUPS:
-            raise BadField("group", f"is {row['group']!r}; it must be {', '.join(GROUPS)}")
-        return GROUPS.index(row["group"])
+        if row["group"] not in THIRDS:
+            raise BadField("group", f"is {row['group']!r}; it must be {', '.join(THIRDS)}")
+        return THIRDS.index(row["group"])
     start, end = _whole(row, "start"), _whole(row, "end")
     if not 0 <= start <= end <= length or not length:
         raise BadField("end", f"is {end} after a start of {start}; the passage's text has {length} characters")
@@ -151,29 +161,17 @@ def _group(row: Mapping[str, str], length: int) -> int:
 
 def _table(path: Path, headers: tuple[tuple[str, ...], ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a tab-separated file, numbered from 1 as an editor counts lines, the header being the first."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}.") from None
-    header = tuple(lines[0].rstrip("\r").split("\t"))
+    lines = read_lines(path)
+    _, first = next(lines, (1, ""))
+    header = tuple(first.split("\t"))
     if header not in headers:
         wanted = " or ".join(repr("\t".join(names)) for names in headers)
-        raise InvalidInput(f"{path}, row 1: the header is {lines[0]!r}; it must be {wanted}.")
-    for number, line in enumerate(lines[1:], 2):
-        line = line.rstrip("\r")
-        if not line and number == len(lines):
-            continue
+        raise InvalidInput(f"{path}, row 1: the header is {first!r}; it must be {wanted}.")
+    for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):
             raise InvalidInput(f"{path}, row {number}: has {len(cells)} cells; the header has {len(header)}.")
         yield number, dict(zip(header, cells, strict=True))
-
-
-def _known(row: Mapping[str, str], queries: Mapping[str, Any], passages: Mapping[str, Any]) -> tuple[str, str]:
-    for field, known in (("query-id", queries), ("corpus-id", passages)):
-        if row[field] not in known:
-            raise BadField(field, f"is {row[field]!r}, which does not exist")
-    return row["query-id"], row["corpus-id"]
 
 
 def _whole(row: Mapping[str, str], field: str) -> int:

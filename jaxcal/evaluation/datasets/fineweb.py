@@ -7,7 +7,7 @@ NovaSearch-Team/position-bias-in-IR. Figures of arXiv 2505.13950 v1 are of the o
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset, Task
+from jaxcal.evaluation.datasets.base import THIRDS, Benchmark, PositionDataset, Task
 from jaxcal.evaluation.datasets.rows import (
     Policy,
     Refusals,
@@ -22,7 +22,6 @@ from jaxcal.evaluation.datasets.rows import (
 REPOSITORY = "NovaSearch/FineWeb-PosQ"
 # The hub's tools call all files "train" where none has the word in its name.
 _FILES = tuple(f"{name}.{suffix}" for name in ("*train*", "*") for suffix in ("parquet", "jsonl", "json"))
-GROUPS = ("beginning", "middle", "end")
 
 
 def load_fineweb_posq(
@@ -86,7 +85,7 @@ def _by_class(source: Source, names: Sequence[str], malformed: Policy) -> Positi
         name="FineWeb-PosQ",
         queries=tuple(queries),
         passages=tuple(passages),
-        groups=GROUPS,
+        groups=THIRDS,
         **columns(judged),
         counts=counts,
     )
@@ -101,4 +100,4 @@ def _row(row: Mapping[str, Any]) -> tuple[str | None, str, list[int]]:
     listed = isinstance(row.get("span_class"), list)
     classes = list_of(row, "span_class", str) if listed else text_of(row, "span_class")
     # Quirk: one membership test for lists and strings, so the string "beginning,middle" is in both groups.
-    return question, content, [number for number, group in enumerate(GROUPS) if group in classes]
+    return question, content, [number for number, group in enumerate(THIRDS) if group in classes]

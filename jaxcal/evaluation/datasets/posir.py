@@ -18,6 +18,7 @@ from jaxcal.evaluation.datasets.rows import (
     Source,
     enter,
     hub_source,
+    known_of,
     list_of,
     local_source,
     read_rows,
@@ -198,12 +199,9 @@ def _read_qrels(
     gold: dict[str, str] = {}
     for number, row in read_rows(source.fetch(file)):
         with refusals.row(file, number):
-            query, passage = text_of(row, "query-id"), text_of(row, "corpus-id")
             if whole_of(row, "score") != 1:
                 raise BadField("score", f"is {row['score']}; in PosIR it is always 1")
-            for field, known in (("query-id", queries), ("corpus-id", passages)):
-                if row[field] not in known:
-                    raise BadField(field, f"is {row[field]!r}, which does not exist")
+            query, passage = known_of(row, "query-id", queries), known_of(row, "corpus-id", passages)
             if query in gold:
                 raise BadField("query-id", f"{query!r} has a second passage; in PosIR each query has one")
             gold[query] = passage

@@ -4,7 +4,7 @@ import contextlib
 import fnmatch
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxcal.checkpoint.files import sha256
 from jaxcal.checkpoint.hub import Unreachable, hub_errors, offline
-from jaxcal.errors import CheckpointNotFound, InvalidInput, InvalidSetting, MissingDependency
+from jaxcal.errors import CheckpointNotFound, InvalidInput, InvalidSetting
+from jaxcal.io import import_pyarrow, parse_json_line, read_lines
 
 logger = logging.getLogger("jaxcal")
 
@@ -204,28 +205,18 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parquet(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow.lib
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependency(f"{path}: Parquet needs pyarrow; pip install 'jaxcal[evaluation]'.") from error
+    arrow = import_pyarrow(path)
     try:
         with path.open("rb") as file:
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+            for batch in arrow.parquet.ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
-    except pyarrow.lib.ArrowException as error:
+    except arrow.lib.ArrowException as error:
         raise InvalidInput(f"{path} is not a Parquet file, or a damaged one: {error}") from None
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    with path.open("rb") as file:  # of a binary file: lines end at \n alone, and a wrong byte has a row
-        for number, line in enumerate(file, 1):
-            where = f"{path}, row {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InvalidInput(f"{where}, byte {error.start + 1}: not UTF-8; convert the file.") from None
-            yield parse_json(text, where)
+    for number, line in read_lines(path):
+        yield parse_json_line(path, number, line)
 
 
 def _json_list(path: Path) -> Iterator[Any]:
@@ -237,7 +228,7 @@ def _json_list(path: Path) -> Iterator[Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse JSON.
+    """Parse the text of a whole file.
 
     Raises:
         InvalidInput: with the place and what is wrong there.
@@ -297,6 +288,14 @@ def list_of(row: Mapping[str, Any], field: str, kind: type) -> list[Any]:
 def mapping_of(row: Mapping[str, Any], field: str) -> dict[str, Any]:
     """A field that must be an object."""
     return _of(row, field, dict, "an object")
+
+
+def known_of(row: Mapping[str, Any], field: str, known: Container[str]) -> str:
+    """A field that must name a row of another file."""
+    value = text_of(row, field)
+    if value not in known:
+        raise BadField(field, f"is {value!r}, which does not exist")
+    return value
 
 
 def enter(table: dict[str, Any], identity: str, value: Any) -> None:

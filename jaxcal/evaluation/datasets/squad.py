@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxcal.errors import InvalidInput
-from jaxcal.evaluation.datasets.base import Benchmark, PositionDataset, Task
+from jaxcal.evaluation.datasets.base import THIRDS, Benchmark, PositionDataset, Task
 from jaxcal.evaluation.datasets.rows import (
     BadField,
     Policy,
@@ -32,7 +32,6 @@ _SPLITS = (("*train-*.parquet", "*train-*.json"), ("*validation-*.parquet", "*de
 # Bins of the answer's first character. Quirk: both ends count, so a start of exactly 100 stands in two bins, and its
 # question is scored twice.
 BINS = ((0, 100), (100, 200), (200, 300), (300, 400), (400, 500), (500, 3120))
-THIRDS = ("beginning", "middle", "end")
 
 
 class _Question(NamedTuple):
