@@ -2,6 +2,7 @@
 
 import functools
 import os
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
@@ -40,3 +41,29 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def dataset_hub(tmp_path, monkeypatch):
+    """A hub whose data set repositories are all one folder, at one commit; what is downloaded of which is listed."""
+    import huggingface_hub
+    from official_layouts import DATASET_COMMIT
+
+    hub = SimpleNamespace(folder=tmp_path / "repository", fetched=[], repositories=set())
+
+    def info(self, repository, revision, timeout):
+        hub.repositories.add(repository)
+        names = sorted(path.relative_to(hub.folder).as_posix() for path in hub.folder.rglob("*") if path.is_file())
+        return SimpleNamespace(sha=DATASET_COMMIT, siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    def download(repository, name, *, repo_type, revision):
+        assert (repo_type, revision) == ("dataset", DATASET_COMMIT), "every file is of the resolved commit"
+        hub.repositories.add(repository)
+        hub.fetched.append(name)
+        return str(hub.folder / name)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return hub

@@ -6,6 +6,7 @@ import random
 import pyarrow
 import pyarrow.parquet
 
+DATASET_COMMIT = "c0" * 20  # of every repository of the made-up hub
 POSIR_LANGUAGES = ("deu-Latn", "eng-Latn", "cmn-Hans")
 POSIR_DOMAINS = ("law", "tea")
 

@@ -39,6 +39,13 @@ def batches(texts, size=2):
     return [{"text": texts[start : start + size]} for start in range(0, len(texts), size)]
 
 
+def encode(model, texts, kind):
+    """What mteb gets of texts in a task "T" of the type Retrieval."""
+    task = SimpleNamespace(name="T", type="Retrieval")
+    kind = kind and PromptType(kind)
+    return model.encode(batches(texts), task_metadata=task, hf_split="test", hf_subset="default", prompt_type=kind)
+
+
 @pytest.mark.parametrize("calibration", [None, SMALL])
 def test_mteb_finds_nothing_wrong(encoder, calibration):
     model = JaxcalEncoder(encoder=encoder, calibration=calibration)
@@ -52,15 +59,10 @@ def test_mteb_finds_nothing_wrong(encoder, calibration):
 def test_documents_are_calibrated_and_nothing_else(encoder):
     texts = [" ".join(f"w{(7 * n + i) % 70}" for i in range(40)) for n in range(5)]
     model = JaxcalEncoder(encoder=encoder, calibration=SMALL)
-    task = SimpleNamespace(name="T", type="Retrieval")
-
-    def encode(kind):
-        return model.encode(batches(texts), task_metadata=task, hf_split="test", hf_subset="default", prompt_type=kind)
-
     plain = encoder.encode(texts)
-    np.testing.assert_allclose(encode(PromptType.query), plain, atol=5e-6)
-    np.testing.assert_allclose(encode(None), plain, atol=5e-6)
-    calibrated = encode(PromptType.document)
+    np.testing.assert_allclose(encode(model, texts, "query"), plain, atol=5e-6)
+    np.testing.assert_allclose(encode(model, texts, None), plain, atol=5e-6)
+    calibrated = encode(model, texts, "document")
     np.testing.assert_allclose(calibrated, encoder.encode(texts, calibration=SMALL), atol=5e-6)
     assert abs(calibrated - plain).max() > 1e-4
 
@@ -80,13 +82,7 @@ def test_documents_are_calibrated_and_nothing_else(encoder):
 )
 def test_prompts_in_the_order_of_mteb(encoder, prompts, kind, expected):
     model = JaxcalEncoder(encoder=encoder, prompts=prompts)
-    got = model.encode(
-        batches(["w9 w8"]),
-        task_metadata=SimpleNamespace(name="T", type="Retrieval"),
-        hf_split="test",
-        hf_subset="default",
-        prompt_type=PromptType(kind),
-    )
+    got = encode(model, ["w9 w8"], kind)
     np.testing.assert_allclose(got, encoder.encode([expected + "w9 w8"]), atol=5e-6)
 
 
@@ -95,13 +91,7 @@ def test_the_prompts_of_the_checkpoint_are_the_default(encoder, monkeypatch):
     model = JaxcalEncoder(encoder=encoder)
     assert model.mteb_model_meta.use_instructions
     for kind, prompt in (("query", "w3 "), ("document", "w6 ")):
-        got = model.encode(
-            batches(["w9 w8"]),
-            task_metadata=SimpleNamespace(name="T", type="Retrieval"),
-            hf_split="test",
-            hf_subset="default",
-            prompt_type=PromptType(kind),
-        )
+        got = encode(model, ["w9 w8"], kind)
         np.testing.assert_allclose(got, encoder.encode([prompt + "w9 w8"]), atol=5e-6)
 
 

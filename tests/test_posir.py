@@ -1,11 +1,9 @@
 """PosIR: bins, buckets and pairs recomputed, what is read and what is not, and refusals."""
 
 import copy
-from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
-from official_layouts import POSIR_DOMAINS, posir_tables, write_parquet, write_posir
+from official_layouts import DATASET_COMMIT, POSIR_DOMAINS, posir_tables, write_parquet, write_posir
 
 from jaxcal.errors import InvalidInput, InvalidSetting
 from jaxcal.evaluation.datasets import load_posir
@@ -96,33 +94,20 @@ def test_only_what_is_chosen_is_read(folder, tmp_path):
         load_posir(str(tmp_path), languages=["deu"], domains=["law"], cross_lingual=False).tasks[0].load()
 
 
-def test_the_hub_gives_each_task_its_files_at_one_commit(tmp_path, monkeypatch):
-    write_posir(tmp_path, TABLES)
-    commit, fetched = "c0" * 20, []
-
-    def info(self, repository, revision, timeout):
-        siblings = [SimpleNamespace(rfilename=name) for name in ("README.md", *TABLES)]
-        return SimpleNamespace(sha=commit, siblings=siblings)
-
-    def download(repository, name, *, repo_type, revision):
-        assert (repository, repo_type, revision) == ("infgrad/PosIR-Benchmark-v1", "dataset", commit)
-        fetched.append(name)
-        return str(tmp_path / name)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+def test_the_hub_gives_each_task_its_files_at_one_commit(dataset_hub):
+    write_posir(dataset_hub.folder, TABLES)
+    (dataset_hub.folder / "README.md").write_text("read me")
     benchmark = load_posir(languages=["deu"], domains=["tea"])
-    assert benchmark.source == {"repository": "infgrad/PosIR-Benchmark-v1", "revision": commit}
-    assert fetched == [], "nothing is fetched before it is needed"
+    assert benchmark.source == {"repository": "infgrad/PosIR-Benchmark-v1", "revision": DATASET_COMMIT}
+    assert dataset_hub.fetched == [], "nothing is fetched before it is needed"
     (part,) = benchmark.tasks[1].load()
-    assert sorted(fetched) == [
+    assert sorted(dataset_hub.fetched) == [
         "deu-Latn/tea/qrels/test.parquet",
         "deu-Latn/tea/queries.parquet",
         "eng-Latn/tea/corpus.parquet",
     ]
     assert part.passages[0].startswith("eng-Latn") and part.query_ids[0].startswith("deu-Latn")
+    assert dataset_hub.repositories == {"infgrad/PosIR-Benchmark-v1"}
 
 
 def test_all_the_pairs(tmp_path):

@@ -5,43 +5,20 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from official_layouts import fineweb_rows, squad_json, squad_rows, write_jsonl, write_parquet
+from official_layouts import DATASET_COMMIT, fineweb_rows, squad_json, squad_rows, write_jsonl, write_parquet
 
 from jaxcal.errors import CheckpointNotFound, InvalidInput, InvalidSetting
 from jaxcal.evaluation.datasets import load_benchmark, load_fineweb_posq, load_squad_posq
 from jaxcal.evaluation.datasets.rows import Refusals, find_files, hub_source, local_source, read_rows, whole_of
-
-COMMIT = "c" * 40
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub whose repository is a folder: what was downloaded is listed."""
-    folder, fetched = tmp_path / "repository", []
-
-    def info(self, repository, revision, timeout):
-        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        return SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename=name) for name in names])
-
-    def download(repository, name, repo_type, revision):
-        assert (repo_type, revision) == ("dataset", COMMIT), "every file is of the resolved commit"
-        fetched.append(name)
-        return str(folder / name)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    return SimpleNamespace(folder=folder, fetched=fetched)
 
 
 def cache(place, monkeypatch, files):
     """A hub cache that holds these files of a/b."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place))
     (place / "datasets--a--b" / "refs").mkdir(parents=True)
-    (place / "datasets--a--b" / "refs" / "main").write_text(COMMIT)
+    (place / "datasets--a--b" / "refs" / "main").write_text(DATASET_COMMIT)
     for name, rows in files.items():
-        write_parquet(place / "datasets--a--b" / "snapshots" / COMMIT / name, rows)
+        write_parquet(place / "datasets--a--b" / "snapshots" / DATASET_COMMIT / name, rows)
 
 
 def ask(local_files_only=False):
@@ -49,28 +26,28 @@ def ask(local_files_only=False):
     return find_files(None, "a/b", wanted, revision=None, local_files_only=local_files_only)
 
 
-def test_the_hub_gives_what_local_files_give(hub, tmp_path):
+def test_the_hub_gives_what_local_files_give(dataset_hub, tmp_path):
     rows = squad_rows()
-    write_parquet(hub.folder / "squad_v2/train-00000-of-00001.parquet", rows[:200])
-    write_parquet(hub.folder / "squad_v2/validation-00000-of-00001.parquet", rows[200:])
-    (hub.folder / "README.md").write_text("read me")
+    write_parquet(dataset_hub.folder / "squad_v2/train-00000-of-00001.parquet", rows[:200])
+    write_parquet(dataset_hub.folder / "squad_v2/validation-00000-of-00001.parquet", rows[200:])
+    (dataset_hub.folder / "README.md").write_text("read me")
     benchmark = load_squad_posq()
-    assert hub.fetched == [], "nothing is fetched before it is needed"
+    assert dataset_hub.fetched == [], "nothing is fetched before it is needed"
     (part,) = benchmark.tasks[0].load()
     write_jsonl(tmp_path / "all.jsonl", rows)
     (local,) = load_squad_posq(str(tmp_path / "all.jsonl")).tasks[0].load()
     assert (part.queries, part.passages, part.counts) == (local.queries, local.passages, local.counts)
     assert part.gold.tolist() == local.gold.tolist() and part.group.tolist() == local.group.tolist()
-    assert benchmark.source == {"repository": "rajpurkar/squad_v2", "revision": COMMIT}
-    assert hub.fetched == [f"squad_v2/{split}-00000-of-00001.parquet" for split in ("train", "validation")]
+    assert benchmark.source == {"repository": "rajpurkar/squad_v2", "revision": DATASET_COMMIT}
+    assert dataset_hub.fetched == [f"squad_v2/{split}-00000-of-00001.parquet" for split in ("train", "validation")]
 
 
-def test_fineweb_comes_from_the_train_files(hub):
-    write_parquet(hub.folder / "data/train-00000-of-00002.parquet", fineweb_rows()[:100])
-    write_parquet(hub.folder / "data/train-00001-of-00002.parquet", fineweb_rows()[100:])
+def test_fineweb_comes_from_the_train_files(dataset_hub):
+    write_parquet(dataset_hub.folder / "data/train-00000-of-00002.parquet", fineweb_rows()[:100])
+    write_parquet(dataset_hub.folder / "data/train-00001-of-00002.parquet", fineweb_rows()[100:])
     (part,) = load_fineweb_posq().tasks[0].load()
     assert part.counts["rows read"] == 300
-    (hub.folder / "data/train-00001-of-00002.parquet").unlink()
+    (dataset_hub.folder / "data/train-00001-of-00002.parquet").unlink()
     with pytest.raises(InvalidInput, match="1 of the 2 parts"):
         load_fineweb_posq()
 
@@ -95,12 +72,12 @@ def test_a_folder_is_a_copy_of_the_repository(tmp_path):
         load_squad_posq(str(tmp_path / "hub"))
 
 
-def test_fineweb_files_need_not_be_called_train(hub):
-    write_jsonl(hub.folder / "FineWeb.jsonl", fineweb_rows())
-    (hub.folder / "README.md").write_text("read me")
+def test_fineweb_files_need_not_be_called_train(dataset_hub):
+    write_jsonl(dataset_hub.folder / "FineWeb.jsonl", fineweb_rows())
+    (dataset_hub.folder / "README.md").write_text("read me")
     (part,) = load_fineweb_posq().tasks[0].load()
     assert part.counts["rows read"] == 300
-    write_jsonl(hub.folder / "train.jsonl", fineweb_rows()[:7])
+    write_jsonl(dataset_hub.folder / "train.jsonl", fineweb_rows()[:7])
     (part,) = load_fineweb_posq().tasks[0].load()
     assert part.counts["rows read"] == 7
 
@@ -111,8 +88,8 @@ def test_a_revision_of_local_files_is_refused(tmp_path):
         load_fineweb_posq(str(tmp_path / "rows.jsonl"), revision="main")
 
 
-def test_a_repository_without_the_files_says_what_it_has(hub):
-    write_parquet(hub.folder / "data/test.parquet", [{"a": 1}])
+def test_a_repository_without_the_files_says_what_it_has(dataset_hub):
+    write_parquet(dataset_hub.folder / "data/test.parquet", [{"a": 1}])
     with pytest.raises(
         InvalidInput,
         match=r"^rajpurkar/squad_v2 has no file \*train-\*.parquet or \*train-\*.json; it has data/test.parquet",
@@ -120,13 +97,13 @@ def test_a_repository_without_the_files_says_what_it_has(hub):
         load_squad_posq()
 
 
-def test_offline_takes_the_cache(tmp_path, monkeypatch, hub):
+def test_offline_takes_the_cache(tmp_path, monkeypatch, dataset_hub):
     cache(tmp_path, monkeypatch, {"x/train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
     source, names = ask(local_files_only=True)
     assert names == ["x/train-0.parquet", "test.parquet"]
     assert list(read_rows(source.fetch(names[1]))) == [(1, {"a": 2})]
-    assert source.origin(names) == {"repository": "a/b", "revision": COMMIT}
-    assert hub.fetched == []
+    assert source.origin(names) == {"repository": "a/b", "revision": DATASET_COMMIT}
+    assert dataset_hub.fetched == []
 
 
 def test_offline_with_an_incomplete_cache_says_what_is_missing(tmp_path, monkeypatch):
@@ -138,19 +115,19 @@ def test_offline_with_an_incomplete_cache_says_what_is_missing(tmp_path, monkeyp
 def test_offline_needs_the_wanted_files_of_the_repository_only(tmp_path, monkeypatch):
     """A partial download leaves a list of all files, so that what is missing is not taken for what does not exist."""
     cache(tmp_path, monkeypatch, {"train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
-    folder = tmp_path / "datasets--a--b" / "snapshots" / COMMIT
+    folder = tmp_path / "datasets--a--b" / "snapshots" / DATASET_COMMIT
 
     def incomplete(*_, **__):
         raise huggingface_hub.errors.IncompleteSnapshotError("README.md is missing", snapshot_path=str(folder))
 
     def tree(repository, repo_type, revision):
-        assert (repository, repo_type, revision) == ("a/b", "dataset", COMMIT)
+        assert (repository, repo_type, revision) == ("a/b", "dataset", DATASET_COMMIT)
         return [SimpleNamespace(path=name) for name in ("train-0.parquet", "test.parquet", "README.md")]
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", incomplete)
     monkeypatch.setattr(huggingface_hub, "get_cached_repo_tree", tree)
     source, names = ask(local_files_only=True)
-    assert (names, source.commit) == (["train-0.parquet", "test.parquet"], COMMIT)
+    assert (names, source.commit) == (["train-0.parquet", "test.parquet"], DATASET_COMMIT)
     assert list(read_rows(source.fetch(names[1]))) == [(1, {"a": 2})]
     (folder / "test.parquet").unlink()
     source, names = ask(local_files_only=True)
@@ -168,7 +145,7 @@ def test_offline_without_a_cache_says_how_to_get_the_data(tmp_path, monkeypatch)
     )
 
 
-def test_an_unreachable_hub_leaves_the_cache_with_a_warning(tmp_path, monkeypatch, hub, caplog):
+def test_an_unreachable_hub_leaves_the_cache_with_a_warning(tmp_path, monkeypatch, dataset_hub, caplog):
     def fail(*_, **__):
         raise ConnectionError("no route")
 
@@ -179,15 +156,15 @@ def test_an_unreachable_hub_leaves_the_cache_with_a_warning(tmp_path, monkeypatc
     cache(tmp_path, monkeypatch, {"train-0.parquet": [{"a": 1}], "test.parquet": [{"a": 2}]})
     _, names = ask()
     assert names == ["train-0.parquet", "test.parquet"]
-    assert f"using the cached commit {COMMIT} of a/b" in caplog.text
+    assert f"using the cached commit {DATASET_COMMIT} of a/b" in caplog.text
 
 
-def test_what_a_failed_download_says(hub, monkeypatch):
+def test_what_a_failed_download_says(dataset_hub, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk is full")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    write_parquet(hub.folder / "train.parquet", [{"a": 1}])
+    write_parquet(dataset_hub.folder / "train.parquet", [{"a": 1}])
     with pytest.raises(CheckpointNotFound, match="train.parquet of a/b .*disk is full"):
         hub_source("a/b").fetch("train.parquet")
 
